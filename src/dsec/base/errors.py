@@ -1,0 +1,331 @@
+"""The one tree of errors.
+
+Every error that leaves a public function of DSec is one of these. Each says in one line what was wrong
+(`brief`), what was seen (`detail`) and what to do (`resolution`), and carries four facts that callers act on:
+
+- ``code``: the stable name that travels over HTTP and into journals;
+- ``exit_code``: what the command line exits with;
+- ``http_status``: what the API answers with;
+- ``retryable``: whether the same request may be sent again as it is;
+- ``fault``: who has to change something: the caller, the guest (the code in the sandbox) or the platform.
+
+::
+
+    DsecError
+    ├── CallerError                  fault: caller
+    │   ├── InvalidRequestError
+    │   │   └── UnsafeArchiveError
+    │   ├── UnauthorizedError
+    │   ├── CapabilityMissingError
+    │   ├── NotFoundError
+    │   │   ├── SandboxNotFoundError, ImageNotFoundError, ProcessNotFoundError, SnapshotNotFoundError
+    │   │   └── PathNotFoundError, UserNotFoundError, CommandNotFoundError
+    │   ├── ConflictError
+    │   │   ├── AlreadyExistsError, InvalidStateError
+    │   │   └── NotADirectoryInSandboxError, IsADirectoryInSandboxError, DirectoryNotEmptyError
+    │   ├── PermissionDeniedError
+    │   ├── UnsupportedFileError
+    │   ├── TaskFormatError
+    │   └── DeadlineExceededError
+    ├── GuestError                   fault: guest
+    │   ├── SandboxDiskFullError, SandboxOutOfMemoryError, SandboxProcessLimitError
+    │   ├── SandboxExitedError
+    │   └── LimitExceededError
+    └── PlatformError                fault: platform
+        ├── RuntimeFailedError, ExternalCommandError
+        ├── HostDiskFullError, HostOutOfMemoryError
+        ├── StateCorruptedError, StateLockedError
+        ├── NodeUnavailableError
+        └── UnknownOutcomeError
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import ClassVar
+
+
+class Fault(enum.Enum):
+    """Who has to change something before the operation can succeed."""
+
+    CALLER = "caller"
+    GUEST = "guest"
+    PLATFORM = "platform"
+
+
+class DsecError(Exception):
+    """Report a failure with its cause and its remedy.
+
+    Args:
+        brief: one line, what was wrong; names the thing (id, path, value).
+        detail: what was seen: output of a command, an errno, a line of a file.
+        resolution: what the reader can do about it.
+    """
+
+    code: ClassVar[str] = "internal"
+    exit_code: ClassVar[int] = 70
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    fault: ClassVar[Fault] = Fault.PLATFORM
+
+    def __init__(self, brief: str, *, detail: str = "", resolution: str = "") -> None:
+        super().__init__(brief)
+        self.brief = brief
+        self.detail = detail
+        self.resolution = resolution
+
+    def __str__(self) -> str:
+        parts = [self.brief]
+        if self.detail:
+            parts.append(self.detail)
+        if self.resolution:
+            parts.append(f"To resolve: {self.resolution}")
+        return "\n".join(parts)
+
+
+class CallerError(DsecError):
+    code = "caller_error"
+    exit_code = 64
+    http_status = 400
+    fault = Fault.CALLER
+
+
+class InvalidRequestError(CallerError):
+    """A value in the request is malformed or out of range."""
+
+    code = "invalid_request"
+
+
+class UnsafeArchiveError(InvalidRequestError):
+    """An archive holds an entry that could escape its root, is of a refused type, or expands without bound."""
+
+    code = "unsafe_archive"
+    http_status = 422
+
+
+class UnauthorizedError(CallerError):
+    code = "unauthorized"
+    exit_code = 77
+    http_status = 401
+
+
+class CapabilityMissingError(CallerError):
+    """The request needs something that this host or backend cannot enforce. Nothing was created."""
+
+    code = "capability_missing"
+    exit_code = 69
+    http_status = 422
+
+
+class NotFoundError(CallerError):
+    code = "not_found"
+    exit_code = 66
+    http_status = 404
+
+
+class SandboxNotFoundError(NotFoundError):
+    code = "sandbox_not_found"
+
+
+class ImageNotFoundError(NotFoundError):
+    code = "image_not_found"
+
+
+class ProcessNotFoundError(NotFoundError):
+    code = "process_not_found"
+
+
+class SnapshotNotFoundError(NotFoundError):
+    code = "snapshot_not_found"
+
+
+class PathNotFoundError(NotFoundError):
+    """A path does not exist in the sandbox."""
+
+    code = "path_not_found"
+
+
+class UserNotFoundError(NotFoundError):
+    """A user name or id cannot be resolved by the sandbox's own user database."""
+
+    code = "user_not_found"
+
+
+class CommandNotFoundError(NotFoundError):
+    """The program to run does not exist in the sandbox or cannot be executed there."""
+
+    code = "command_not_found"
+    exit_code = 127
+
+
+class ConflictError(CallerError):
+    code = "conflict"
+    exit_code = 75
+    http_status = 409
+
+
+class AlreadyExistsError(ConflictError):
+    code = "already_exists"
+
+
+class InvalidStateError(ConflictError):
+    """The sandbox is in a state in which this operation is not possible."""
+
+    code = "invalid_state"
+
+
+class NotADirectoryInSandboxError(ConflictError):
+    code = "not_a_directory"
+
+
+class IsADirectoryInSandboxError(ConflictError):
+    code = "is_a_directory"
+
+
+class DirectoryNotEmptyError(ConflictError):
+    code = "directory_not_empty"
+
+
+class PermissionDeniedError(CallerError):
+    """The chosen user may not do this in the sandbox."""
+
+    code = "permission_denied"
+    exit_code = 77
+    http_status = 403
+
+
+class UnsupportedFileError(CallerError):
+    """The path names a FIFO, a socket or a device, which are neither read nor written from outside."""
+
+    code = "unsupported_file"
+    http_status = 422
+
+
+class TaskFormatError(CallerError):
+    """A task folder is broken; the brief names the file and, where there is one, the line."""
+
+    code = "task_format"
+    exit_code = 65
+    http_status = 422
+
+
+class DeadlineExceededError(CallerError):
+    """The operation's own deadline passed before it finished. What it had begun was undone."""
+
+    code = "deadline_exceeded"
+    exit_code = 124
+    http_status = 408
+    retryable = True
+
+
+class GuestError(DsecError):
+    code = "guest_error"
+    exit_code = 1
+    http_status = 422
+    fault = Fault.GUEST
+
+
+class SandboxDiskFullError(GuestError):
+    code = "sandbox_disk_full"
+    http_status = 507
+
+
+class SandboxOutOfMemoryError(GuestError):
+    code = "sandbox_out_of_memory"
+
+
+class SandboxProcessLimitError(GuestError):
+    """The sandbox holds as many processes as its limit allows, so that not even this command could start."""
+
+    code = "sandbox_process_limit"
+
+
+class SandboxExitedError(GuestError):
+    """The sandbox's processes ended while the operation ran."""
+
+    code = "sandbox_exited"
+    http_status = 410
+
+
+class LimitExceededError(GuestError):
+    """A declared bound (entries, path length, archive size, open sessions) was reached."""
+
+    code = "limit_exceeded"
+
+
+class PlatformError(DsecError):
+    code = "platform_error"
+    exit_code = 70
+    http_status = 500
+    retryable = True
+    fault = Fault.PLATFORM
+
+
+class RuntimeFailedError(PlatformError):
+    """The OCI runtime, or the kernel below it, refused for a reason that is not the caller's."""
+
+    code = "runtime_failed"
+
+
+class ExternalCommandError(PlatformError):
+    """A program that we ran failed. The detail holds the exact line, its status and the tail of its stderr."""
+
+    code = "external_command"
+
+
+class HostDiskFullError(PlatformError):
+    code = "host_disk_full"
+    http_status = 507
+
+
+class HostOutOfMemoryError(PlatformError):
+    code = "host_out_of_memory"
+    http_status = 503
+
+
+class StateCorruptedError(PlatformError):
+    """Something on disk does not verify. Nothing was changed."""
+
+    code = "state_corrupted"
+    retryable = False
+
+
+class StateLockedError(PlatformError):
+    """Another node holds this state directory and does not answer."""
+
+    code = "state_locked"
+    http_status = 503
+
+
+class NodeUnavailableError(PlatformError):
+    """The node cannot be reached or is shutting down."""
+
+    code = "node_unavailable"
+    exit_code = 69
+    http_status = 503
+
+
+class UnknownOutcomeError(PlatformError):
+    """The operation may or may not have happened; it is never repeated automatically."""
+
+    code = "unknown_outcome"
+    exit_code = 71
+    retryable = False
+
+
+def _walk(root: type[DsecError]) -> Iterator[type[DsecError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _walk(child)
+
+
+def error_types() -> dict[str, type[DsecError]]:
+    """Return every registered error type by its code; only these travel over HTTP."""
+    return {error.code: error for error in _walk(DsecError)}
+
+
+def error_from_code(code: str, brief: str, *, detail: str = "", resolution: str = "") -> DsecError:
+    """Rebuild an error that travelled by its code; an unknown code becomes a plain `PlatformError`."""
+    kind = error_types().get(code, PlatformError)
+    return kind(brief, detail=detail, resolution=resolution)

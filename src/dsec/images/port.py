@@ -1,0 +1,72 @@
+"""The port of images: names to stacks of mounted read-only layers.
+
+Contract of every driver:
+
+- Images are immutable: importing under a taken name moves the name and leaves sandboxes of the old image alone.
+- `mount` makes every layer of an image readable at a host path and keeps it so until `release`; one mount per
+  layer per node is shared by all sandboxes, so that its pages are cached once.
+- A store survives `kill -9`: a half-written layer is never visible under its digest.
+- Nothing in an image is executed on the host, and no path of it is followed outside its layer.
+
+A later driver may fetch layers lazily in chunks; nothing here assumes that a mounted layer is resident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dsec.model.image import ImageConfig, ImageInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountedImage:
+    """An image whose layers can be read now.
+
+    Attributes:
+        info: the image.
+        layer_paths: mount point of every layer, from the lowest up.
+    """
+
+    info: ImageInfo
+    layer_paths: tuple[Path, ...]
+
+
+class ImageStore(Protocol):
+    """Local images of one node."""
+
+    def get(self, name: str) -> ImageInfo:
+        """Return the image.
+
+        Raises:
+            ImageNotFoundError: no such name; the resolution says how to import or build it and names the closest.
+        """
+
+    def list(self) -> tuple[ImageInfo, ...]:
+        """Return all images, by name."""
+
+    def mount(self, names: Sequence[str]) -> MountedImage:
+        """Mount the layers of the images `names`, stacked in order; the first image's config counts.
+
+        Raises:
+            ImageNotFoundError: a name is unknown.
+            StateCorruptedError: a layer's file is missing or does not verify.
+        """
+
+    def add_layer(self, tree: Path) -> str:
+        """Store the directory `tree` (owners, modes, xattrs, hard links, devices kept) and return its digest."""
+
+    def add_image(self, name: str, layers: Sequence[str], config: ImageConfig, *, source: str) -> ImageInfo:
+        """Give a stack of stored layers a name, replacing what had it."""
+
+    def remove(self, name: str) -> None:
+        """Forget a name; layers without a name are deleted once no sandbox uses them.
+
+        Raises:
+            ImageNotFoundError: no such name.
+        """
+
+    def release(self) -> None:
+        """Unmount the layers that no live sandbox of this node uses."""

@@ -1,0 +1,77 @@
+"""The port of writable layers: where a sandbox's own writes go.
+
+A *writable layer* is the upper half of a sandbox's overlay: a directory pair (`upper`, `work`) on one file
+system. A *checkpoint* is a frozen copy of one, cheap and local, from which further layers can begin.
+
+Contract of every driver:
+
+- `create` and `branch` return when the layer can be mounted; cost does not depend on what other layers hold.
+- `discard` returns quickly; the space may come back later. Discarding what does not exist is no error.
+- `names` tells everything that exists, so that the node can remove what no journal entry claims. It is also
+  what makes a crash harmless: a layer that was half made has a name and is discarded like any other.
+- A layer written by a hostile guest is never followed: drivers act on the layer's directory by descriptor.
+- Raises `HostDiskFullError` when the volume has no room, `CapabilityMissingError` for a quota it cannot enforce.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dsec.model.capability import CapabilityReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritableLayer:
+    """One writable layer on the host.
+
+    Attributes:
+        name: unique in its store; letters, digits and dashes.
+        upper: directory for overlay's `upperdir`.
+        work: directory for overlay's `workdir`, on the same file system.
+    """
+
+    name: str
+    upper: Path
+    work: Path
+
+
+class WritableLayers(Protocol):
+    """A store of writable layers and checkpoints. Calls block briefly (well under 10 ms); none waits for a guest."""
+
+    driver: str
+    """Name of the driver, such as ``btrfs``."""
+
+    def capabilities(self) -> tuple[CapabilityReport, ...]:
+        """Report `DISK_QUOTA`, `CONSTANT_TIME_ROLLBACK` and `CHECKPOINT`."""
+
+    def create(self, name: str, *, quota_bytes: int | None) -> WritableLayer:
+        """Make an empty layer.
+
+        Raises:
+            AlreadyExistsError: the name is taken.
+            CapabilityMissingError: a quota was asked for that this driver cannot enforce.
+            HostDiskFullError: the volume is full.
+        """
+
+    def branch(self, checkpoint: str, name: str, *, quota_bytes: int | None) -> WritableLayer:
+        """Make a layer that begins with the content of a checkpoint. Raises as `create` and `SnapshotNotFoundError`."""
+
+    def checkpoint(self, name: str, checkpoint: str) -> None:
+        """Freeze a copy of the layer `name` under the name `checkpoint`. The layer goes on."""
+
+    def get(self, name: str) -> WritableLayer | None:
+        """Return the layer, or None when there is none of this name."""
+
+    def used_bytes(self, name: str) -> int:
+        """Bytes that this layer's own writes hold now."""
+
+    def discard(self, name: str) -> None:
+        """Remove a layer or checkpoint; what it held is freed in the background. Idempotent."""
+
+    def names(self) -> frozenset[str]:
+        """Names of all layers and checkpoints."""
+
+    def close(self) -> None:
+        """Let go of descriptors and mounts that this process alone needs. Layers stay."""
