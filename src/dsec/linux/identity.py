@@ -1,0 +1,65 @@
+"""Act on files as somebody else, for one thread.
+
+A file system that is ID-mapped into a sandbox knows only the sandbox's ids: host root has no id there and can create
+nothing. So a thread that works in a sandbox's files takes a file system identity (setfsuid(2)), which the kernel keeps
+per thread. Changing it away from 0 drops the file capabilities, and the sandbox's root must have them: they are raised
+again for root, and not for other users, whose permissions then count.
+
+The raw system calls are used on purpose: glibc's wrappers of the setuid family would change every thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from dsec.linux import syscalls
+
+_CAPABILITY_VERSION_3 = 0x20080522
+_HEADER = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+
+
+def _capabilities() -> bytes:
+    data = ctypes.create_string_buffer(24)
+    syscalls.call(syscalls.number("capget"), _HEADER, data)
+    return data.raw
+
+
+def _set_capabilities(data: bytes) -> None:
+    syscalls.call(syscalls.number("capset"), _HEADER, data)
+
+
+@contextmanager
+def file_identity(uid: int, gid: int, *, privileged: bool, groups: Sequence[int] = ()) -> Iterator[None]:
+    """Use this file system identity in this thread until the block ends.
+
+    Args:
+        uid, gid: host ids.
+        privileged: keep the capabilities that override file permissions (for the sandbox's root).
+        groups: supplementary groups for permission checks; only looked at when not privileged.
+
+    The thread must not give up control (no await) inside the block. Needs root on the host.
+    """
+    before = _capabilities()
+    if not privileged:
+        _set_groups(groups)
+    syscalls.call(syscalls.number("setfsgid"), gid)
+    syscalls.call(syscalls.number("setfsuid"), uid)
+    try:
+        if privileged:
+            _set_capabilities(before)
+        yield
+    finally:
+        syscalls.call(syscalls.number("setfsuid"), 0)
+        syscalls.call(syscalls.number("setfsgid"), 0)
+        _set_capabilities(before)
+        if not privileged:
+            _set_groups(())
+
+
+def _set_groups(groups: Sequence[int]) -> None:
+    """Set this thread's supplementary groups (the raw call does not touch other threads)."""
+    array = struct.pack(f"={len(groups)}I", *groups)
+    syscalls.call(syscalls.number("setgroups"), len(groups), array)
