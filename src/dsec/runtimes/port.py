@@ -230,6 +230,10 @@ class Instance(Protocol):
     async def spawn(self, request: SpawnRequest) -> Process:
         """Start a command.
 
+        What prevents a start is often known only after `spawn` returned (the runtime takes milliseconds, and nobody
+        waits for it): the same errors are then raised by `Process.read`, `wait` and `read_control`. For durable
+        commands they are checked before, as far as that is possible from outside.
+
         Raises:
             CommandNotFoundError, PathNotFoundError (cwd), UserNotFoundError, PermissionDeniedError,
             SandboxProcessLimitError, SandboxOutOfMemoryError, SandboxExitedError, RuntimeFailedError.
