@@ -86,10 +86,10 @@ class Network(Value, frozen=True):
     """What a sandbox may reach. Default deny: an empty policy is loopback only.
 
     Attributes:
-        allow: names of mirrors, domains, or CIDR:port/protocol rules. Needs `Capability.NETWORK_ALLOW`.
+        rules: names of mirrors, domains, or CIDR:port/protocol rules. Needs `Capability.NETWORK_ALLOW`.
     """
 
-    allow: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
 
     @classmethod
     def none(cls) -> Network:
@@ -97,9 +97,9 @@ class Network(Value, frozen=True):
         return cls()
 
     @classmethod
-    def allow_only(cls, *rules: str) -> Network:
+    def allow(cls, *rules: str) -> Network:
         """Allow these mirrors, domains or addresses and nothing else."""
-        return cls(allow=rules)
+        return cls(rules=rules)
 
 
 class SandboxSpec(Value, frozen=True):
