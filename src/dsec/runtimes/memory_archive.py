@@ -1,0 +1,96 @@
+"""Tar streams in and out of an in-memory tree."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import tarfile
+
+from dsec.base.errors import SandboxDiskFullError, UnsafeArchiveError
+from dsec.base.units import GIB
+from dsec.model.files import FileKind
+from dsec.runtimes.memory_tree import Entry, Identity, Tree
+
+_MAXIMUM_ARCHIVE_BYTES = 1 * GIB
+_TYPES = {FileKind.DIRECTORY: tarfile.DIRTYPE, FileKind.SYMLINK: tarfile.SYMTYPE, FileKind.FILE: tarfile.REGTYPE}
+
+
+def pack(tree: Tree, root: str) -> bytes:
+    """Return a pax archive of `root`; its names are relative to it, and a single file has its own name."""
+    left_out: list[str] = []
+    buffer = io.BytesIO()
+    is_directory = tree.entries[root].kind is FileKind.DIRECTORY
+    base = root.rstrip("/") if is_directory else posixpath.dirname(root).rstrip("/")
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(tree.children(root)) if is_directory else [root]:
+            entry = tree.entries[path]
+            if entry.kind is FileKind.OTHER:
+                left_out.append(path[len(base) + 1 :])
+                continue
+            archive.addfile(_member(path[len(base) + 1 :], entry), io.BytesIO(entry.content))
+        if left_out:
+            archive.fileobj.write(_comment(left_out))
+    return buffer.getvalue()
+
+
+def _member(name: str, entry: Entry) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type = _TYPES[entry.kind]
+    member.size = len(entry) if entry.kind is FileKind.FILE else 0
+    member.mode, member.uid, member.gid = entry.mode, entry.uid, entry.gid
+    member.mtime = int(entry.modified_at_s)
+    member.linkname = entry.target
+    return member
+
+
+def _comment(left_out: list[str]) -> bytes:
+    carrier = tarfile.TarInfo("")
+    return carrier.create_pax_global_header({"DSEC.left_out": "\n".join(left_out)})
+
+
+class UnpackingWriter:
+    """A `Writer` that unpacks when it is committed."""
+
+    def __init__(self, tree: Tree, directory: str, identity: Identity) -> None:
+        self._tree, self._directory, self._identity = tree, directory, identity
+        self._data = bytearray()
+
+    async def write(self, data: bytes) -> None:
+        self._tree.check_alive()
+        if len(self._data) + len(data) > _MAXIMUM_ARCHIVE_BYTES:
+            raise SandboxDiskFullError("the archive is larger than the fake's memory allows")
+        self._data += data
+
+    async def commit(self) -> None:
+        try:
+            with tarfile.open(fileobj=io.BytesIO(bytes(self._data)), mode="r:") as archive:
+                for member in archive:
+                    self._unpack(archive, member)
+        except tarfile.TarError as error:
+            raise UnsafeArchiveError("this is not a tar archive", detail=str(error)) from error
+
+    async def abort(self) -> None:
+        self._data.clear()
+
+    def _unpack(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        name = member.name
+        if name.startswith("/") or ".." in name.split("/"):
+            raise UnsafeArchiveError(f"the archive names a path outside its root: {name[:200]!r}")
+        path = posixpath.normpath(posixpath.join(self._directory, name))
+        if member.isdir():
+            self._tree.make_directories(path, self._identity, member.mode & 0o7777)
+            return
+        self._tree.make_directories(posixpath.dirname(path), self._identity)
+        self._tree.put(path, self._entry(archive, member))
+
+    def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
+        if member.issym():
+            inside = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
+            if member.linkname.startswith("/") or inside.split("/")[0] == "..":
+                raise UnsafeArchiveError(f"the archive holds a link out of its root: {member.name[:200]!r}")
+            return Entry(FileKind.SYMLINK, 0o777, *self._identity, target=member.linkname)
+        if not member.isreg() and not member.islnk():
+            raise UnsafeArchiveError(f"the archive holds a device or FIFO: {member.name[:200]!r}")
+        source = archive.extractfile(member)
+        content = source.read() if source is not None else b""
+        return Entry(FileKind.FILE, member.mode & 0o7777, *self._identity, content=content)

@@ -1,0 +1,98 @@
+"""Writable layers in memory: the fake that the node's tests run on.
+
+The content of a layer belongs to the in-memory runtime; both share the two mappings below.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sized
+from pathlib import Path
+from typing import Any
+
+from dsec.base.errors import AlreadyExistsError, SnapshotNotFoundError
+from dsec.model.capability import Capability, CapabilityReport
+from dsec.state.port import WritableLayer
+
+Contents = dict[Path, dict[str, Any]]
+"""By a layer's upper directory: its entries by path. An entry's length is what it costs of the quota."""
+
+_REPORTS = tuple(
+    CapabilityReport(capability=capability, available=True, reason="in memory")
+    for capability in (Capability.DISK_QUOTA, Capability.CONSTANT_TIME_ROLLBACK, Capability.CHECKPOINT)
+)
+
+
+class MemoryWritableLayers:
+    """A `WritableLayers` without a disk.
+
+    Args:
+        contents: entries of every layer, shared with `MemoryRuntime.contents`.
+        quotas: bytes by upper directory, shared with `MemoryRuntime.quotas`.
+        reports: what to claim; tests leave capabilities out.
+    """
+
+    driver = "memory"
+
+    def __init__(
+        self,
+        contents: Contents | None = None,
+        quotas: dict[Path, int] | None = None,
+        *,
+        reports: tuple[CapabilityReport, ...] = _REPORTS,
+    ) -> None:
+        self._contents = contents if contents is not None else {}
+        self._quotas = quotas if quotas is not None else {}
+        self._reports = reports
+        self._layers: dict[str, WritableLayer] = {}
+
+    def capabilities(self) -> tuple[CapabilityReport, ...]:
+        return self._reports
+
+    def create(self, name: str, *, quota_bytes: int | None) -> WritableLayer:
+        return self._add(name, {}, quota_bytes)
+
+    def branch(self, checkpoint: str, name: str, *, quota_bytes: int | None) -> WritableLayer:
+        return self._add(name, self._copy_of(checkpoint), quota_bytes)
+
+    def checkpoint(self, name: str, checkpoint: str) -> None:
+        self._add(checkpoint, self._copy_of(name), None)
+
+    def get(self, name: str) -> WritableLayer | None:
+        return self._layers.get(name)
+
+    def used_bytes(self, name: str) -> int:
+        entries: dict[str, Sized] = self._contents[self._existing(name).upper]
+        return sum(map(len, entries.values()))
+
+    def discard(self, name: str) -> None:
+        layer = self._layers.pop(name, None)
+        if layer is not None:
+            self._contents.pop(layer.upper, None)
+            self._quotas.pop(layer.upper, None)
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._layers)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _existing(self, name: str) -> WritableLayer:
+        layer = self._layers.get(name)
+        if layer is None:
+            raise SnapshotNotFoundError(f"there is no layer or checkpoint {name!r}")
+        return layer
+
+    def _copy_of(self, name: str) -> dict[str, Any]:
+        return copy.deepcopy(self._contents[self._existing(name).upper])
+
+    def _add(self, name: str, entries: dict[str, Any], quota_bytes: int | None) -> WritableLayer:
+        if name in self._layers:
+            raise AlreadyExistsError(f"the writable layer {name!r} exists")
+        root = Path("/memory") / name
+        layer = WritableLayer(name=name, upper=root / "upper", work=root / "work")
+        self._layers[name] = layer
+        self._contents[layer.upper] = entries
+        if quota_bytes is not None:
+            self._quotas[layer.upper] = quota_bytes
+        return layer
