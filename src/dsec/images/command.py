@@ -1,0 +1,95 @@
+"""Run the external programs that make images, and say exactly what failed when one does."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from dsec.base.errors import CapabilityMissingError, ExternalCommandError
+
+Progress = Callable[[str], None]
+"""Takes one line for people to read."""
+
+_TAIL_LINES = 40
+_MAX_LINE_BYTES = 4096
+
+
+def silent(line: str) -> None:
+    """Show nothing."""
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    package: str,
+    progress: Progress = silent,
+    stdout: IO[bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    keep_fds: Sequence[int] = (),
+) -> None:
+    """Run a program to its end, passing each line it says to `progress`.
+
+    Args:
+        argv: program and arguments.
+        package: Debian package that has the program, for the error when it is missing.
+        stdout: file for its output; None: its output counts as progress, like its stderr.
+        env: its whole environment; None: ours.
+        keep_fds: descriptors that it and its children keep open: locks that must outlive a killed caller.
+
+    Raises:
+        CapabilityMissingError: the program is not installed.
+        ExternalCommandError: it failed; the detail holds the line to run again, its status and its last words.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout if stdout is not None else subprocess.PIPE,
+            stderr=subprocess.PIPE if stdout is not None else subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+            pass_fds=tuple(keep_fds),
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise CapabilityMissingError(
+            f"{argv[0]} is not installed", resolution=f"install the Debian package {package}"
+        ) from error
+    tail = _follow(process, progress)
+    if process.returncode != 0:
+        raise ExternalCommandError(
+            f"{argv[0]} failed with {describe_status(process.returncode)}",
+            detail=f"$ {shlex.join(argv)}\n" + "\n".join(tail),
+            resolution="run the line above to see it fail",
+        )
+
+
+def _follow(process: subprocess.Popen[bytes], progress: Progress) -> Sequence[str]:
+    """Pass on what the program says; return its last lines. Interrupted, end its whole process group first."""
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    said = process.stderr or process.stdout
+    assert said is not None
+    try:
+        with said:
+            while raw := said.readline(_MAX_LINE_BYTES):
+                line = raw.decode(errors="replace").rstrip()
+                tail.append(line)
+                progress(line)
+        process.wait()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return tail
+
+
+def describe_status(returncode: int) -> str:
+    """Return a text such as ``status 1`` or ``signal SIGKILL``."""
+    return f"status {returncode}" if returncode >= 0 else f"signal {signal.Signals(-returncode).name}"

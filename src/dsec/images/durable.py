@@ -1,0 +1,60 @@
+"""Write files so that a crash leaves either the old content or the new, and lock between processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def sync_path(path: Path) -> None:
+    """Make a file's content, or a directory's entries, survive a power failure."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replace `path` by `data`: temporary file, fsync, rename, fsync of the directory.
+
+    Temporary names begin with a dot, so that readers of the directory can pass over what a crash left.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(6)}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_path(path.parent)
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[int]:
+    """Hold the lock file `path` (flock(2)) and yield its descriptor; the kernel lets go when the holder dies."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock an existing file without waiting and return its descriptor; None while somebody holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,37 @@
+"""What an importer is asked to do, and what every importer returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.images.command import Progress, silent
+from dsec.images.tree_writer import DEFAULT_LIMITS, ArchiveLimits
+from dsec.model.image import ImageConfig
+
+_DEFAULT_CONFIG = ImageConfig()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportRequest:
+    """One import.
+
+    Attributes:
+        path: archive or directory.
+        name: name of the image to make.
+        config: settings of the image where the source brings none.
+        limits: bounds on what is unpacked.
+        progress: takes lines for people.
+        source: told as the image's source; None: the path.
+    """
+
+    path: Path
+    name: str
+    config: ImageConfig = _DEFAULT_CONFIG
+    limits: ArchiveLimits = DEFAULT_LIMITS
+    progress: Progress = silent
+    source: str | None = None
+
+    @property
+    def told_source(self) -> str:
+        return self.source if self.source is not None else str(self.path)

@@ -1,0 +1,74 @@
+"""The mounts of layers: one a layer a node, found again after a restart by the kernel's own table.
+
+A layer is mounted at ``mounts/<hex>`` and stays so, shared by all sandboxes, so that its pages are cached once. The
+check that a cached mount is still there is one stat(2): the device number of what is mounted differs from that of
+the directory below.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dsec.images import erofs
+from dsec.images.layers import LayerRecord, content_path, hex_of
+from dsec.linux import mounts
+from dsec.model.image import LayerFormat
+
+_BIND_FLAGS = mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
+
+
+class LayerMounts:
+    """The mount points of a store.
+
+    Args:
+        root: their directory.
+        layers: directory of the stored layers.
+    """
+
+    def __init__(self, root: Path, layers: Path) -> None:
+        self._root = root
+        self._layers = layers
+        self._privileged = os.geteuid() == 0
+
+    def ensure(self, record: LayerRecord) -> Path:
+        """Make a layer readable and return where. The caller holds the writer lock.
+
+        An ordinary user cannot mount: the directory itself is returned, which nothing but its permissions protects.
+        """
+        content = content_path(self._layers / hex_of(record.digest), record)
+        if not self._privileged:
+            return content
+        target = self._root / hex_of(record.digest)
+        if str(target.resolve()) not in self._targets():
+            target.mkdir(mode=0o755, exist_ok=True)
+            _mount(record, content, target)
+        return target
+
+    def mounted(self) -> frozenset[str]:
+        """Return the hex digests of the layers that are mounted now."""
+        return frozenset(target.rpartition("/")[2] for target in self._targets())
+
+    def unmount(self, hex_digest: str) -> bool:
+        """Unmount a layer; return False when a process holds something of it open."""
+        target = self._root / hex_digest
+        try:
+            mounts.unmount(target)
+        except OSError as error:
+            if error.errno != 16:  # EBUSY
+                raise
+            return False
+        target.rmdir()
+        return True
+
+    def _targets(self) -> frozenset[str]:
+        root = os.path.realpath(self._root)
+        return frozenset(entry.target for entry in mounts.mounts_under(root) if entry.target != root)
+
+
+def _mount(record: LayerRecord, content: Path, target: Path) -> None:
+    if record.format is LayerFormat.EROFS:
+        erofs.mount_file(content, target)
+        return
+    mounts.mount(str(content), target, "", mounts.MS_BIND)
+    mounts.mount("", target, "", _BIND_FLAGS)

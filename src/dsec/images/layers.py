@@ -1,0 +1,142 @@
+"""Layers on disk: write one into a directory, read its record, find what is mountable in it.
+
+A layer's directory is made in the staging area, complete and synced, and appears under its digest by one rename.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import msgspec
+
+from dsec.base.errors import StateCorruptedError
+from dsec.images import erofs
+from dsec.images.command import run
+from dsec.images.durable import sync_path, write_atomically
+from dsec.images.listing import directory_digest, tree_digest, walk
+from dsec.images.staging import WorkDirectory
+from dsec.images.tree_writer import TreeWriter, copy_tree
+from dsec.model.image import LayerFormat, LayerInfo
+
+RECORD = "layer.json"
+EROFS_FILE = "layer.erofs"
+TREE = "tree"
+
+
+class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``layer.json``.
+
+    Attributes:
+        version: of this format; 1.
+        digest: the layer's.
+        format: how it is stored beside this file.
+        size_bytes: bytes on disk: the file's size, or the sum of the sizes of all regular files.
+        entries: number of entries, the root included.
+    """
+
+    version: int
+    digest: str
+    format: LayerFormat
+    size_bytes: int
+    entries: int
+
+    @property
+    def info(self) -> LayerInfo:
+        return LayerInfo(digest=self.digest, format=self.format, size_bytes=self.size_bytes)
+
+
+def hex_of(digest: str) -> str:
+    """Return the digest without its algorithm; layers' directories are named so, since overlayfs splits at colons."""
+    return digest.removeprefix("sha256:")
+
+
+def write_erofs(tree: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
+    """Store `tree` as an EROFS file in a new directory below `work`."""
+    target = work.path / "layer"
+    target.mkdir(mode=0o700)
+    file = target / EROFS_FILE
+    erofs.make(tree, file, lock_fd=work.lock_fd)
+    sync_path(file)
+    scratch = work.path / "mount"
+    scratch.mkdir()
+    with erofs.opened(file, scratch) as root_fd:
+        digest, entries = tree_digest(root_fd)
+    return target, _finish(target, digest, LayerFormat.EROFS, file.stat().st_size, entries)
+
+
+def write_directory(tree: Path, work: WorkDirectory, *, take: bool) -> tuple[Path, LayerRecord]:
+    """Store `tree` as a directory below `work`; with `take`, by moving it there."""
+    target = work.path / "layer"
+    target.mkdir(mode=0o700)
+    stored = target / TREE
+    if take:
+        tree.rename(stored)
+    else:
+        with TreeWriter(stored, keep_devices=True) as writer:
+            copy_tree(tree, writer)
+    digest, entries = directory_digest(stored)
+    _sync_file_system(stored)
+    return target, _finish(target, digest, LayerFormat.DIRECTORY, _size_of(stored), entries)
+
+
+def _finish(target: Path, digest: str, kind: LayerFormat, size_bytes: int, entries: int) -> LayerRecord:
+    record = LayerRecord(version=1, digest=digest, format=kind, size_bytes=size_bytes, entries=entries)
+    write_atomically(target / RECORD, msgspec.json.encode(record))
+    return record
+
+
+def _size_of(tree: Path) -> int:
+    fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return sum(node.status.st_size for node in walk(fd) if stat.S_ISREG(node.status.st_mode))
+    finally:
+        os.close(fd)
+
+
+def _sync_file_system(path: Path) -> None:
+    """Flush the whole file system: fsync(2) of every file of a tree takes longer (see sync(1), option -f)."""
+    if shutil.which("sync") is None:
+        os.sync()
+    else:
+        run(["sync", "-f", str(path)], package="coreutils")
+
+
+def read_record(layer: Path) -> LayerRecord:
+    """Return the record of a stored layer.
+
+    Raises:
+        StateCorruptedError: there is none, or it does not parse, or what it describes is gone or has another size.
+    """
+    try:
+        record = msgspec.json.decode((layer / RECORD).read_bytes(), type=LayerRecord)
+        content = content_path(layer, record)
+        status = content.stat()
+    except (OSError, msgspec.MsgspecError) as error:
+        raise _corrupted(layer, str(error)) from error
+    if record.format is LayerFormat.EROFS and status.st_size != record.size_bytes:
+        raise _corrupted(layer, f"{EROFS_FILE} has {status.st_size} bytes, its record says {record.size_bytes}")
+    return record
+
+
+def content_path(layer: Path, record: LayerRecord) -> Path:
+    """Return the EROFS file or the directory of a layer."""
+    return layer / (EROFS_FILE if record.format is LayerFormat.EROFS else TREE)
+
+
+def compute_digest(layer: Path, record: LayerRecord, scratch: Path) -> str:
+    """Read the whole layer and return the digest of what is there."""
+    if record.format is LayerFormat.DIRECTORY:
+        return directory_digest(layer / TREE)[0]
+    with erofs.opened(layer / EROFS_FILE, scratch) as root_fd:
+        return tree_digest(root_fd)[0]
+
+
+def _corrupted(layer: Path, detail: str) -> StateCorruptedError:
+    return StateCorruptedError(
+        f"layer {layer.name[:12]} of the image store is damaged",
+        detail=detail,
+        resolution="remove the images that use it (dsec image ls) and import them again",
+    )

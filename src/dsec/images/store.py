@@ -1,0 +1,280 @@
+"""The image store of a node, on disk (docs/formats/image-store.md).
+
+What makes it safe for several processes and for `kill -9` at any instruction:
+
+- A layer is built in a private staging directory and appears by one rename; a name by another. There is no third
+  kind of change, so that no crash leaves half of anything visible.
+- Writers hold one lock file for the moment of the rename, never while they build.
+- Garbage is whatever no name, no mount and no live process's pin refers to. It is collected when the store is
+  opened and when a name is removed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.base.errors import InvalidRequestError, StateCorruptedError
+from dsec.images import erofs, layers
+from dsec.images.catalog import Catalog, image_id
+from dsec.images.durable import exclusive, sync_path, write_atomically
+from dsec.images.layer_mounts import LayerMounts
+from dsec.images.layers import LayerRecord, hex_of
+from dsec.images.names import canonical_name, not_found
+from dsec.images.port import MountedImage
+from dsec.images.staging import Pins, Staging, WorkDirectory, remove_tree
+from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
+
+_DIRECTORIES = ("layers", "names", "diffs", "mounts", "staging", "pins")
+
+
+def nothing_in_use() -> frozenset[str]:
+    """Say that no sandbox uses a layer."""
+    return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedMount:
+    """An answer of `mount`, with what must still be true for it to be given again.
+
+    Attributes:
+        names: identity of each name's file: a name that moves gets a new file.
+        devices: device number at each layer path: an unmounted one shows another.
+    """
+
+    mounted: MountedImage
+    names: tuple[tuple[Path, tuple[int, int]], ...]
+    devices: tuple[tuple[Path, int], ...]
+
+    def is_valid(self) -> bool:
+        try:
+            names = all(_identity(path) == seen for path, seen in self.names)
+            return names and all(os.stat(path).st_dev == device for path, device in self.devices)
+        except FileNotFoundError:
+            return False
+
+
+class LocalImageStore:
+    """Images in a directory of this host; implements `dsec.images.port.ImageStore`.
+
+    Args:
+        root: the directory, ``<state>/images``; made if missing.
+        layers_in_use: digests of the layers that sandboxes use, or are about to. `release` and `remove` spare them.
+        layer_format: how to store new layers; None: EROFS where the host has it, otherwise directories.
+        wall_s: wall clock, for `created_at_s`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        layers_in_use: Callable[[], frozenset[str]] = nothing_in_use,
+        layer_format: LayerFormat | None = None,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.root = root.absolute()
+        self._layers_in_use = layers_in_use
+        self._wanted_format = layer_format
+        self._format: tuple[LayerFormat, str] | None = None
+        self._wall_s = wall_s
+        for name in _DIRECTORIES:
+            (self.root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = self.root / "lock"
+        self._layers = self.root / "layers"
+        self._diffs = self.root / "diffs"
+        self._catalog = Catalog(self.root / "names")
+        self._staging = Staging(self.root / "staging", self._lock)
+        self._mounts = LayerMounts(self.root / "mounts", self._layers)
+        self._pins = Pins(self.root / "pins")
+        self._cache: dict[tuple[str, ...], _CachedMount] = {}
+        with exclusive(self._lock):
+            self._staging.sweep()
+            self._collect()
+
+    def close(self) -> None:
+        """Let go of pins; mounts stay for the next process. Idempotent."""
+        self._pins.close()
+
+    def get(self, name: str) -> ImageInfo:
+        """Return the image. See the port."""
+        known = canonical_name(name)
+        image = self._catalog.read(known)
+        if image is None:
+            raise not_found(known, self._catalog.names())
+        return image
+
+    def list(self) -> tuple[ImageInfo, ...]:
+        """Return all images, by name."""
+        return tuple(self._catalog.images())
+
+    def mount(self, names: Sequence[str]) -> MountedImage:
+        """Mount the layers of the images `names`. See the port. Mounted already, it costs a few stat(2) calls."""
+        key = tuple(names)
+        cached = self._cache.get(key)
+        if cached is None or not cached.is_valid():
+            with exclusive(self._lock):
+                cached = self._mount(key)
+            self._cache[key] = cached
+        return cached.mounted
+
+    def _mount(self, names: tuple[str, ...]) -> _CachedMount:
+        if not names:
+            raise InvalidRequestError("no image to mount", resolution="name at least one image")
+        # Identities are taken first: a name that moves meanwhile makes the answer stale, never wrongly fresh.
+        paths = tuple(self._catalog.path(canonical_name(name)) for name in names)
+        identities = tuple((path, _identity(path)) for path in paths if path.exists())
+        images = tuple(self.get(name) for name in names)
+        infos = dict.fromkeys(layer for image in images for layer in image.layers)
+        records = [layers.read_record(self._layers / hex_of(info.digest)) for info in infos]
+        targets = tuple(self._mounts.ensure(record) for record in records)
+        devices = tuple((target, os.stat(target).st_dev) for target in targets)
+        return _CachedMount(MountedImage(info=images[0], layer_paths=targets), identities, devices)
+
+    def add_layer(self, tree: Path) -> str:
+        """Store a copy of the directory `tree`. See the port."""
+        return self._store_layer(tree, take=False)
+
+    def take_layer(self, tree: Path) -> str:
+        """Store the directory `tree` of a work directory of this store; the tree belongs to the store from now on."""
+        return self._store_layer(tree, take=True)
+
+    def _store_layer(self, tree: Path, *, take: bool) -> str:
+        with self._staging.directory() as work:
+            if self.layer_format()[0] is LayerFormat.EROFS:
+                made, record = layers.write_erofs(tree, work)
+            else:
+                made, record = layers.write_directory(tree, work, take=take)
+            with exclusive(self._lock):
+                target = self._layers / hex_of(record.digest)
+                self._pins.add(record.digest)
+                if not target.exists():
+                    sync_path(made)
+                    made.rename(target)
+                    sync_path(self._layers)
+        return record.digest
+
+    def add_image(self, name: str, layers: Sequence[str], config: ImageConfig, *, source: str) -> ImageInfo:
+        """Give a stack of stored layers a name. See the port.
+
+        Raises:
+            StateCorruptedError: a layer is not stored.
+        """
+        known = canonical_name(name)
+        if not layers:
+            raise InvalidRequestError(f"image {known!r} would have no layer", resolution="give it at least one")
+        with exclusive(self._lock):
+            infos = tuple(self._record(digest).info for digest in layers)
+            image = ImageInfo(
+                name=known,
+                image_id=image_id(infos, config),
+                layers=infos,
+                config=config,
+                created_at_s=self._wall_s(),
+                source=source,
+            )
+            self._catalog.write(image)
+            self._pins.drop(layers)
+        return image
+
+    def tag(self, source: str, name: str) -> ImageInfo:
+        """Give the image `source` another name too."""
+        image = self.get(source)
+        return self.add_image(name, [layer.digest for layer in image.layers], image.config, source=image.source)
+
+    def remove(self, name: str) -> None:
+        """Forget a name and collect what nothing refers to any more. See the port."""
+        known = canonical_name(name)
+        with exclusive(self._lock):
+            if not self._catalog.delete(known):
+                raise not_found(known, self._catalog.names())
+            self._collect()
+
+    def release(self) -> None:
+        """Unmount the layers that no live sandbox uses, and collect. See the port."""
+        with exclusive(self._lock):
+            used = {hex_of(digest) for digest in self._layers_in_use()}
+            for hex_digest in self._mounts.mounted() - used:
+                self._mounts.unmount(hex_digest)
+            self._collect()
+
+    def _collect(self) -> None:
+        """Delete the layers that no name, mount, sandbox or live process refers to. The caller holds the lock."""
+        named = {hex_of(layer.digest) for image in self._catalog.images() for layer in image.layers}
+        others = {hex_of(digest) for digest in self._layers_in_use() | self._pins.pinned()}
+        kept = named | others | self._mounts.mounted()
+        for layer in list(self._layers.iterdir()):
+            if layer.name not in kept:
+                # Renamed first: a crash in the middle must not leave half a layer under its digest.
+                doomed = self.root / "staging" / f"{layer.name}.doomed"
+                layer.rename(doomed)
+        for doomed in (self.root / "staging").glob("*.doomed"):
+            remove_tree(doomed)
+        for unfinished in [*self._diffs.glob(".*.tmp"), *(self.root / "names").glob(".*.tmp")]:
+            unfinished.unlink(missing_ok=True)
+        for diff in list(self._diffs.iterdir()):
+            if not (self._layers / hex_of(_read_text(diff))).exists():
+                diff.unlink(missing_ok=True)
+
+    def layer_format(self) -> tuple[LayerFormat, str]:
+        """Return how new layers are stored, and why not as EROFS (empty when they are)."""
+        if self._wanted_format is not None:
+            return self._wanted_format, "" if self._wanted_format is LayerFormat.EROFS else "directories were asked for"
+        if self._format is None:
+            with self._staging.directory() as work:
+                reason = erofs.missing_reason(work.path)
+            self._format = (LayerFormat.DIRECTORY if reason else LayerFormat.EROFS, reason)
+        return self._format
+
+    def verify(self, name: str) -> None:
+        """Read every byte of an image's layers and compare their digests.
+
+        Raises:
+            StateCorruptedError: a layer is not what its digest says.
+        """
+        for info in self.get(name).layers:
+            with self._staging.directory() as work:
+                record = self._record(info.digest)
+                found = layers.compute_digest(self._layers / hex_of(info.digest), record, work.path)
+            if found != info.digest:
+                raise StateCorruptedError(
+                    f"layer {info.digest} of image {name!r} does not verify",
+                    detail=f"its content has the digest {found}",
+                    resolution="remove the images that use it and import them again",
+                )
+
+    def work_directory(self) -> AbstractContextManager[WorkDirectory]:
+        """Return a private directory on the store's file system, for importers; a crash leaves nothing of it."""
+        return self._staging.directory()
+
+    def layer_of_diff(self, diff_id: str) -> str | None:
+        """Return the stored layer that was made from the OCI layer with this diff id, protected until it is named."""
+        with exclusive(self._lock):
+            path = self._diffs / hex_of(diff_id)
+            if not path.exists():
+                return None
+            digest = _read_text(path)
+            if not (self._layers / hex_of(digest)).exists():
+                return None
+            self._pins.add(digest)
+            return digest
+
+    def remember_diff(self, diff_id: str, digest: str) -> None:
+        """Note that the OCI layer with this (verified) diff id unfolds to a stored layer."""
+        with exclusive(self._lock):
+            write_atomically(self._diffs / hex_of(diff_id), digest.encode())
+
+    def _record(self, digest: str) -> LayerRecord:
+        return layers.read_record(self._layers / hex_of(digest))
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns

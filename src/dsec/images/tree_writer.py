@@ -1,0 +1,446 @@
+"""Write a tree from entries that nobody trusts.
+
+An archive may name ``/etc/passwd``, ``../../x``, or make a symbolic link and then write through it. None of that
+can reach the host here, by construction: a path is split into components, ``..`` is refused, and every directory on
+the way is opened relative to its parent with ``O_NOFOLLOW``, which is `openat2` with
+``RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS`` for kernels and languages without it. Files are created with ``O_EXCL``.
+Hard links are made from such a directory to such a directory and can therefore only join entries of the tree.
+
+Owners need root; an ordinary user owns all that is written, which `warnings` reports. Device nodes are left out,
+since a sandbox has its own /dev and layers are mounted without devices: archives of whole systems hold some.
+
+An entry with the path of an earlier one replaces it, as tar(1) does, unless that one is a directory with content.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from dsec.base.errors import HostDiskFullError, InvalidRequestError, UnsafeArchiveError
+from dsec.base.units import GIB, KIB, MIB
+from dsec.images.entries import Entry, EntryKind
+from dsec.images.listing import MAX_DEPTH, Node, read_xattrs, walk
+
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_ID = (1 << 32) - 2
+_SANDBOX_IDS = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveLimits:
+    """Bounds on what one archive may unfold to; the first one passed raises `UnsafeArchiveError`.
+
+    Attributes:
+        total_bytes: content of all files, and of the unpacked stream. The default is far above any image in use
+            and below what fills the disk of a host.
+        entries: files, directories, links.
+        path_bytes: one path. Below PATH_MAX (4096) by what the programs that read the tree put before it.
+        depth: directories on the way to an entry.
+        xattr_bytes: attributes of one entry.
+    """
+
+    total_bytes: int = 32 * GIB
+    entries: int = 4_000_000
+    path_bytes: int = 3_840
+    depth: int = MAX_DEPTH - 1
+    xattr_bytes: int = 64 * KIB
+
+
+DEFAULT_LIMITS = ArchiveLimits()
+
+
+@dataclass(slots=True)
+class _Directory:
+    """What a directory gets when everything in it is written: its own times would change with every entry."""
+
+    mode: int = 0o755
+    uid: int = 0
+    gid: int = 0
+    mtime_s: float = 0.0
+    xattrs: dict[bytes, bytes] = field(default_factory=dict)
+
+
+class TreeWriter:
+    """Write entries below a new directory. A context manager: leaving it without an error completes the directories.
+
+    Args:
+        root: the directory; it is made.
+        limits: bounds.
+        keep_devices: make device nodes too. For trees that are already ours.
+    """
+
+    def __init__(self, root: Path, *, limits: ArchiveLimits = DEFAULT_LIMITS, keep_devices: bool = False) -> None:
+        self._root = root
+        self._limits = limits
+        self._keep_devices = keep_devices
+        self._privileged = os.geteuid() == 0
+        self._directories: dict[bytes, _Directory] = {b"": _Directory()}
+        self._parent_path = b""
+        self._parent_fd = -1
+        self._bytes = 0
+        self._entries = 0
+        self._left_out: Counter[str] = Counter()
+
+    def __enter__(self) -> TreeWriter:
+        self._root.mkdir(mode=0o755)
+        self._root_fd = os.open(self._root, _OPEN_DIRECTORY)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._close_parent()
+            if kind is None:
+                self._finish_directories()
+        finally:
+            os.close(self._root_fd)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was left out or changed, one line a kind, with a count."""
+        return tuple(f"{count} x {what}" for what, count in sorted(self._left_out.items()))
+
+    def add(self, entry: Entry, content: Iterable[bytes] = ()) -> None:
+        """Write one entry.
+
+        Raises:
+            UnsafeArchiveError: it would leave the tree, or a limit is passed. Nothing of it was written.
+            HostDiskFullError: no space.
+        """
+        path = self._check(entry)
+        try:
+            self._write(path, entry, content)
+        except OSError as error:
+            raise self._translate(error, entry) from error
+
+    def add_xattrs(self, path: bytes, xattrs: Mapping[bytes, bytes]) -> None:
+        """Give a directory further attributes when the tree is completed."""
+        clean = self.clean_path(path)
+        self._open_parent(clean + b"/." if clean else b".", path)
+        self._directories.setdefault(clean, _Directory()).xattrs.update(xattrs)
+
+    def kind_of(self, path: bytes) -> EntryKind | None:
+        """Return what is at `path` now; None when nothing is."""
+        clean = self.clean_path(path)
+        parent = self._open_parent(clean, path)
+        return _kind_at(parent, clean.rpartition(b"/")[2])
+
+    def clean_path(self, path: bytes) -> bytes:
+        """Return `path` without ``.`` components and doubled slashes.
+
+        Raises:
+            UnsafeArchiveError: it is absolute, has ``..`` or a null byte, or passes a limit.
+        """
+        parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+        reason = ""
+        if path.startswith(b"/"):
+            reason = "is absolute"
+        elif b".." in parts:
+            reason = "leads out of the archive with '..'"
+        elif b"\0" in path:
+            reason = "holds a null byte"
+        elif len(path) > self._limits.path_bytes or any(len(part) > 255 for part in parts):
+            reason = f"is longer than {self._limits.path_bytes} bytes, or a part of it than 255"
+        elif len(parts) > self._limits.depth:
+            reason = f"is deeper than {self._limits.depth} directories"
+        if reason:
+            raise _unsafe(path, f"its path {reason}")
+        return b"/".join(parts)
+
+    def _check(self, entry: Entry) -> bytes:
+        self._entries += 1
+        self._bytes += entry.size_bytes
+        if self._entries > self._limits.entries:
+            raise _unsafe(entry.path, f"the archive has more than {self._limits.entries} entries")
+        if self._bytes > self._limits.total_bytes:
+            raise _unsafe(entry.path, f"the archive unfolds to more than {self._limits.total_bytes} bytes")
+        if not (0 <= entry.uid <= _MAX_ID and 0 <= entry.gid <= _MAX_ID):
+            raise _unsafe(entry.path, "its owner is not a valid id")
+        if sum(len(name) + len(value) for name, value in entry.xattrs.items()) > self._limits.xattr_bytes:
+            raise _unsafe(entry.path, f"its attributes are larger than {self._limits.xattr_bytes} bytes")
+        return self.clean_path(entry.path)
+
+    def _write(self, path: bytes, entry: Entry, content: Iterable[bytes]) -> None:
+        if entry.is_device and not (self._keep_devices or entry.is_whiteout):
+            self._left_out["device nodes left out"] += 1
+            return
+        if not path:
+            if entry.kind is EntryKind.DIRECTORY:
+                self._directories[b""] = self._directory(entry)
+            return
+        if max(entry.uid, entry.gid) >= _SANDBOX_IDS:
+            self._left_out[f"owners above {_SANDBOX_IDS - 1}, which sandboxes show as nobody"] += 1
+        parent = self._open_parent(path, entry.path)
+        name = path.rpartition(b"/")[2]
+        if entry.kind is EntryKind.DIRECTORY:
+            self._make_directory(parent, name, path, entry)
+            return
+        if entry.kind is EntryKind.HARD_LINK:
+            self._link(parent, name, entry)
+            return
+        _make_room(parent, name, entry.path)
+        self._directories.pop(path, None)
+        if entry.kind is EntryKind.FILE:
+            self._write_file(parent, name, entry, content)
+        else:
+            self._make_special(parent, name, entry)
+
+    def _make_directory(self, parent: int, name: bytes, path: bytes, entry: Entry) -> None:
+        if _kind_at(parent, name) is not EntryKind.DIRECTORY:
+            _make_room(parent, name, entry.path)
+            os.mkdir(name, 0o700, dir_fd=parent)
+        self._directories[path] = self._directory(entry)
+
+    def _directory(self, entry: Entry) -> _Directory:
+        xattrs = dict(self._kept_xattrs(entry))
+        return _Directory(mode=entry.mode, uid=entry.uid, gid=entry.gid, mtime_s=entry.mtime_s, xattrs=xattrs)
+
+    def _write_file(self, parent: int, name: bytes, entry: Entry, content: Iterable[bytes]) -> None:
+        fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
+        try:
+            for chunk in content:
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(fd, view) :]
+            self._own(fd, entry.uid, entry.gid)
+            os.fchmod(fd, entry.mode)
+            for key, value in self._kept_xattrs(entry):
+                self._set_xattr(fd, key, value)
+            _set_time(fd, entry.mtime_s)
+        finally:
+            os.close(fd)
+
+    def _make_special(self, parent: int, name: bytes, entry: Entry) -> None:
+        if entry.kind is EntryKind.SYMBOLIC_LINK:
+            os.symlink(entry.link, name, dir_fd=parent)
+        else:
+            kind = _NODE_TYPES[entry.kind]
+            os.mknod(name, kind | 0o600, entry.device, dir_fd=parent)
+        if self._privileged:
+            os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
+        if entry.kind is not EntryKind.SYMBOLIC_LINK:
+            os.chmod(name, entry.mode, dir_fd=parent)
+        for key, value in self._kept_xattrs(entry):
+            self._set_xattr(b"/proc/self/fd/%d/%s" % (parent, name), key, value)
+        time_ns = _nanoseconds(entry.mtime_s)
+        os.utime(name, ns=(time_ns, time_ns), dir_fd=parent, follow_symlinks=False)
+
+    def _link(self, parent: int, name: bytes, entry: Entry) -> None:
+        target = self.clean_path(entry.link.lstrip(b"/"))
+        link_fd, link_name = os.dup(parent), target.rpartition(b"/")[2]
+        try:
+            source = self._open_parent(target, entry.path) if target else -1
+            if _kind_at(source, link_name) in (None, EntryKind.DIRECTORY) if target else True:
+                raise _unsafe(entry.path, f"it is a hard link to {_show(entry.link)}, which the archive does not hold")
+            if os.stat(link_name, dir_fd=source, follow_symlinks=False).st_ino == _inode_at(link_fd, name):
+                return
+            _make_room(link_fd, name, entry.path)
+            os.link(link_name, name, src_dir_fd=source, dst_dir_fd=link_fd, follow_symlinks=False)
+        finally:
+            os.close(link_fd)
+
+    def _open_parent(self, path: bytes, shown: bytes) -> int:
+        """Return the directory that holds `path`, made if missing. It stays open until the next call."""
+        wanted = path.rpartition(b"/")[0]
+        if self._parent_fd >= 0 and wanted == self._parent_path:
+            return self._parent_fd
+        fd = os.dup(self._root_fd)
+        try:
+            walked = b""
+            for part in wanted.split(b"/") if wanted else ():
+                walked = walked + b"/" + part if walked else part
+                fd = self._step(fd, part, walked, shown)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._close_parent()
+        self._parent_path, self._parent_fd = wanted, fd
+        return fd
+
+    def _step(self, fd: int, part: bytes, walked: bytes, shown: bytes) -> int:
+        """Return the descriptor of `part` in `fd` and close `fd`."""
+        if _kind_at(fd, part) is None:
+            os.mkdir(part, 0o700, dir_fd=fd)
+            self._directories[walked] = _Directory()
+        try:
+            child = os.open(part, _OPEN_DIRECTORY, dir_fd=fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise _unsafe(shown, f"{_show(walked)} on its way is a link or a file of the archive") from error
+            raise
+        os.close(fd)
+        return child
+
+    def _close_parent(self) -> None:
+        if self._parent_fd >= 0:
+            os.close(self._parent_fd)
+            self._parent_fd = -1
+
+    def _finish_directories(self) -> None:
+        """Set what directories get last, the deepest first, since a mode may shut us out as an ordinary user."""
+        for path in sorted(self._directories, key=lambda path: path.count(b"/"), reverse=True):
+            wanted = self._directories[path]
+            parent = self._open_parent(path, path)
+            fd = os.open(path.rpartition(b"/")[2] or b".", _OPEN_DIRECTORY, dir_fd=parent)
+            try:
+                self._own(fd, wanted.uid, wanted.gid)
+                for key, value in wanted.xattrs.items():
+                    self._set_xattr(fd, key, value)
+                os.fchmod(fd, wanted.mode)
+                _set_time(fd, wanted.mtime_s)
+            finally:
+                os.close(fd)
+        self._close_parent()
+
+    def _own(self, fd: int, uid: int, gid: int) -> None:
+        if self._privileged:
+            os.fchown(fd, uid, gid)
+        elif (uid, gid) != (0, 0):
+            self._left_out["owners left out, since setting them needs root"] += 1
+
+    def _kept_xattrs(self, entry: Entry) -> Iterable[tuple[bytes, bytes]]:
+        """Leave out attributes that mean something to the host: an archive must not steer overlayfs or SELinux."""
+        for name, value in entry.xattrs.items():
+            if self._keep_devices or name.startswith(b"user.") or name == b"security.capability":
+                yield name, value
+            else:
+                self._left_out[f"attributes {name.decode(errors='replace')} left out"] += 1
+
+    def _set_xattr(self, where: int | bytes, name: bytes, value: bytes) -> None:
+        try:
+            os.setxattr(where, name, value, follow_symlinks=isinstance(where, int))
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP):
+                raise
+            self._left_out[f"attributes {name.decode(errors='replace')} refused by the host"] += 1
+
+    def _translate(self, error: OSError, entry: Entry) -> Exception:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return HostDiskFullError(
+                f"no space left for the image at {_show(entry.path)}",
+                detail=str(error),
+                resolution="free space in the state directory, or remove images (dsec image rm)",
+            )
+        return InvalidRequestError(f"cannot write {_show(entry.path)} of the archive", detail=str(error))
+
+
+_NODE_TYPES = {
+    EntryKind.CHARACTER_DEVICE: stat.S_IFCHR,
+    EntryKind.BLOCK_DEVICE: stat.S_IFBLK,
+    EntryKind.FIFO: stat.S_IFIFO,
+    EntryKind.SOCKET: stat.S_IFSOCK,
+}
+_KINDS = {
+    stat.S_IFREG: EntryKind.FILE,
+    stat.S_IFDIR: EntryKind.DIRECTORY,
+    stat.S_IFLNK: EntryKind.SYMBOLIC_LINK,
+} | {value: key for key, value in _NODE_TYPES.items()}
+
+
+def _show(path: bytes) -> str:
+    return repr(path[:200].decode("utf-8", "backslashreplace"))
+
+
+def _unsafe(path: bytes, reason: str) -> UnsafeArchiveError:
+    return UnsafeArchiveError(
+        f"the archive's entry {_show(path)} is refused: {reason}",
+        resolution="make the archive again without it, from the root of the tree (tar -C TREE -cf ARCHIVE .)",
+    )
+
+
+def _kind_at(parent: int, name: bytes) -> EntryKind | None:
+    try:
+        return _KINDS[stat.S_IFMT(os.stat(name or b".", dir_fd=parent, follow_symlinks=False).st_mode)]
+    except FileNotFoundError:
+        return None
+
+
+def _inode_at(parent: int, name: bytes) -> int | None:
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _make_room(parent: int, name: bytes, shown: bytes) -> None:
+    """Remove what an earlier entry left at this path."""
+    kind = _kind_at(parent, name)
+    if kind is None:
+        return
+    if kind is not EntryKind.DIRECTORY:
+        os.unlink(name, dir_fd=parent)
+        return
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        raise _unsafe(shown, "it replaces a directory that has content") from error
+
+
+def _nanoseconds(time_s: float) -> int:
+    return max(0, min(int(time_s), 1 << 33)) * 1_000_000_000
+
+
+def _set_time(fd: int, time_s: float) -> None:
+    time_ns = _nanoseconds(time_s)
+    os.utime(fd, ns=(time_ns, time_ns))
+
+
+def copy_tree(tree: Path, writer: TreeWriter, progress: Callable[[int], None] | None = None) -> None:
+    """Copy a directory of the host into a tree: links are copied, never followed.
+
+    Args:
+        progress: told the number of entries from time to time.
+    """
+    fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    linked: dict[tuple[int, int], bytes] = {}
+    try:
+        for count, node in enumerate(walk(fd)):
+            _copy_node(node, writer, linked)
+            if progress is not None and count % 1000 == 0:
+                progress(count)
+    finally:
+        os.close(fd)
+
+
+def _copy_node(node: Node, writer: TreeWriter, linked: dict[tuple[int, int], bytes]) -> None:
+    status = node.status
+    kind = _KINDS[stat.S_IFMT(status.st_mode)]
+    link = b""
+    if kind is EntryKind.SYMBOLIC_LINK:
+        link = os.readlink(node.name, dir_fd=node.parent_fd)
+    elif kind is not EntryKind.DIRECTORY and status.st_nlink > 1:
+        first = linked.setdefault((status.st_dev, status.st_ino), node.path)
+        if first != node.path:
+            kind, link = EntryKind.HARD_LINK, first
+    entry = Entry(
+        path=node.path,
+        kind=kind,
+        mode=stat.S_IMODE(status.st_mode),
+        uid=status.st_uid,
+        gid=status.st_gid,
+        mtime_s=status.st_mtime_ns // 1_000_000_000,
+        size_bytes=status.st_size if kind is EntryKind.FILE else 0,
+        link=link,
+        device=status.st_rdev,
+        xattrs=read_xattrs(node),
+    )
+    writer.add(entry, _content_of(node) if kind is EntryKind.FILE else ())
+
+
+def _content_of(node: Node) -> Iterable[bytes]:
+    """Yield a file's bytes: exactly as many as its size said, so that a file that grows meanwhile is no bomb."""
+    fd = os.open(node.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=node.parent_fd)
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        left = node.status.st_size
+        while left > 0 and (chunk := file.read(min(left, MIB))):
+            left -= len(chunk)
+            yield chunk
