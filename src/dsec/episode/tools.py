@@ -10,7 +10,7 @@ from __future__ import annotations
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.base.units import KIB, MIB
 from dsec.episode.content import Content
-from dsec.model.process import CommandResult
+from dsec.model.process import CommandResult, ExitStatus
 from dsec.model.value import Value
 
 DEFAULT_CALL_TIMEOUT_S = 120.0
@@ -114,6 +114,16 @@ class CommandOutput(Value, frozen=True, tag="ran", tag_field="result", omit_defa
             timed_out=status.timed_out,
             oom_killed=status.oom_killed,
             duration_s=status.duration_s,
+        )
+
+    def status(self) -> ExitStatus:
+        """Return how the command ended, without its output."""
+        return ExitStatus(
+            exit_code=self.exit_code,
+            signal=self.signal,
+            timed_out=self.timed_out,
+            oom_killed=self.oom_killed,
+            duration_s=self.duration_s,
         )
 
 

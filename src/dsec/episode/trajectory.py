@@ -12,7 +12,6 @@ from collections.abc import Iterable
 import msgspec
 
 from dsec.base.errors import StateCorruptedError
-from dsec.episode.frames import encode_frame
 from dsec.episode.round import Round
 from dsec.model.value import Value
 
@@ -52,8 +51,8 @@ _DECODER = msgspec.json.Decoder(TrajectoryEvent)
 
 
 def encode_event(event: TrajectoryEvent) -> bytes:
-    """Return the event's line."""
-    return encode_frame(_ENCODER.encode(event))
+    """Return the event as the JSON object that its frame holds."""
+    return _ENCODER.encode(event)
 
 
 def decode_events(documents: Iterable[bytes], *, name: str) -> tuple[TrajectoryEvent, ...]:

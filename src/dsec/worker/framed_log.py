@@ -1,0 +1,89 @@
+"""An append-only file of framed lines whose acknowledged lines survive a kill."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import TracebackType
+
+import anyio
+import anyio.to_thread
+
+from dsec.base.errors import HostDiskFullError, PlatformError
+from dsec.episode.frames import encode_frame, scan_frames
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FramedLog:
+    """One log, open for appending. Opening cuts off a torn tail; a line counts once `append` has returned."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the log.
+
+        Raises:
+            StateCorruptedError: it is damaged elsewhere than at its end; nothing was changed.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._lock = anyio.Lock()
+        try:
+            self._repair()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _repair(self) -> None:
+        scan = scan_frames(self._path.read_bytes(), name=str(self._path))
+        self.documents = scan.documents
+        self.repaired_bytes = scan.torn_bytes
+        self._length = scan.good_bytes
+        if scan.torn_bytes:
+            os.ftruncate(self._descriptor, scan.good_bytes)
+            os.fsync(self._descriptor)
+
+    def __enter__(self) -> FramedLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    async def append(self, document: bytes, *, durable: bool = True) -> None:
+        """Append one JSON object; with `durable` it is on the disk when this returns.
+
+        Cancelling does not tear a line: one that was begun is finished.
+
+        Raises:
+            HostDiskFullError, PlatformError: it could not be written; the log is as before.
+        """
+        line = encode_frame(document)
+        async with self._lock:
+            with anyio.CancelScope(shield=True):
+                if durable:
+                    await anyio.to_thread.run_sync(self._write, line, True)
+                else:
+                    self._write(line, False)
+
+    def _write(self, line: bytes, durable: bool) -> None:
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            if durable:
+                os.fsync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, self._length)
+            kind = HostDiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else PlatformError
+            raise kind(f"{self._path} cannot be written", detail=error.strerror or "") from error
+        self._length += len(line)

@@ -1,0 +1,180 @@
+"""The main job: tasks times attempts, side by side, each to its verdict.
+
+The attempts are one queue, and `concurrency` lanes take from it; a lane is a row of the timeline. A finished attempt is
+on the disk before its lane takes the next, so that a run that was killed goes on where it was: with the attempts
+that have no record. Sandboxes of an earlier run are found by the rollout's id in their metadata and removed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import anyio
+
+from dsec.base.clock import Clock
+from dsec.base.errors import DsecError, InvalidRequestError
+from dsec.model.sandbox import SandboxFilter
+from dsec.service.port import SandboxService
+from dsec.worker.attempt import Attempt, AttemptContext
+from dsec.worker.output import OutputDirectory
+from dsec.worker.policies.port import PolicySource
+from dsec.worker.result import AttemptResult
+from dsec.worker.settings import RolloutSettings
+from dsec.worker.summary import Summary, summarise
+from dsec.worker.tasks.images import ImageBuilder, TaskImages
+from dsec.worker.tasks.task import Task
+
+MAXIMUM_CONCURRENCY = 4096
+MAXIMUM_ATTEMPTS = 10_000
+
+
+class RolloutObserver(Protocol):
+    """Hears how a rollout goes, for a progress bar. Must not raise or block."""
+
+    def rollout_began(self, *, planned: int, finished: Sequence[AttemptResult]) -> None: ...
+
+    def attempt_began(self, task: str, attempt: int) -> None: ...
+
+    def attempt_ended(self, result: AttemptResult) -> None: ...
+
+
+class SilentObserver:
+    """Hears and says nothing."""
+
+    def rollout_began(self, *, planned: int, finished: Sequence[AttemptResult]) -> None:
+        del planned, finished
+
+    def attempt_began(self, task: str, attempt: int) -> None:
+        del task, attempt
+
+    def attempt_ended(self, result: AttemptResult) -> None:
+        del result
+
+
+def check_settings(settings: RolloutSettings) -> None:
+    """Check the numbers.
+
+    Raises:
+        InvalidRequestError: one is out of range.
+    """
+    for name, most in (("attempts", MAXIMUM_ATTEMPTS), ("concurrency", MAXIMUM_CONCURRENCY)):
+        value = getattr(settings, name)
+        if not 1 <= value <= most:
+            raise InvalidRequestError(f"{name} is {value}; it must be from 1 to {most}")
+
+
+class Rollout:
+    """One run of a rollout in an open output directory."""
+
+    def __init__(
+        self,
+        *,
+        service: SandboxService,
+        tasks: Sequence[Task],
+        policy: PolicySource,
+        settings: RolloutSettings,
+        output: OutputDirectory,
+        clock: Clock,
+        builder: ImageBuilder | None = None,
+        observer: RolloutObserver | None = None,
+    ) -> None:
+        check_settings(settings)
+        self._service = service
+        self._tasks = tasks
+        self._policy = policy
+        self._settings = settings
+        self._output = output
+        self._clock = clock
+        self._builder = builder
+        self._observer = observer or SilentObserver()
+
+    async def run(self, *, skipped: dict[str, str] | None = None) -> Summary:
+        """Run every attempt that has no record yet and return the sums over all.
+
+        Cancelling ends the attempts in flight and removes their sandboxes; they have no record and are run again by the
+        next run.
+
+        Raises:
+            DsecError: the results cannot be written, or the service cannot be asked at all.
+        """
+        began = self._clock.boot_s()
+        await self.sweep()
+        context = await self._context()
+        queue = self._queue()
+        planned = len(self._tasks) * self._settings.attempts
+        self._observer.rollout_began(planned=planned, finished=self._finished())
+        try:
+            async with anyio.create_task_group() as lanes:
+                for lane in range(min(self._settings.concurrency, max(1, planned))):
+                    lanes.start_soon(self._lane, lane, queue, context)
+        except ExceptionGroup as group:
+            raise _first(group) from group
+        await self.sweep()
+        summary = self.summary(wall_s=self._clock.boot_s() - began, skipped=skipped or {})
+        self._output.write_summary(summary)
+        return summary
+
+    def summary(self, *, wall_s: float, skipped: dict[str, str]) -> Summary:
+        """Return the sums over what is recorded now."""
+        return summarise(
+            list(self._output.results.values()),
+            rollout_id=self._output.manifest.rollout_id,
+            policy=self._policy.name,
+            planned=len(self._tasks) * self._settings.attempts,
+            wall_s=wall_s,
+            skipped=skipped,
+        )
+
+    async def sweep(self) -> int:
+        """Remove every sandbox that this rollout has left; return how many there were."""
+        query = SandboxFilter(metadata={"rollout": self._output.manifest.rollout_id})
+        left = await self._service.list(query)
+        for info in left:
+            try:
+                await self._service.remove(info.sandbox_id)
+            except DsecError:
+                # Its lifetime ends it; what matters is that no attempt of this run uses it.
+                continue
+        return len(left)
+
+    async def _context(self) -> AttemptContext:
+        configs = {info.name: info.config for info in await self._service.images()}
+        configs |= {name.removesuffix(":latest"): config for name, config in configs.items()}
+        return AttemptContext(
+            service=self._service,
+            policy=self._policy,
+            settings=self._settings,
+            rollout_id=self._output.manifest.rollout_id,
+            images=TaskImages(self._builder, frozenset(configs)),
+            image_configs=configs,
+            clock=self._clock,
+        )
+
+    def _finished(self) -> list[AttemptResult]:
+        results = self._output.results.values()
+        return [result for result in results if self._output.is_finished(result.task, result.attempt)]
+
+    def _queue(self) -> Iterator[tuple[Task, int]]:
+        """Yield what has no record, every task's first attempt before any second."""
+        for attempt in range(1, self._settings.attempts + 1):
+            for task in self._tasks:
+                if not self._output.is_finished(task.name, attempt):
+                    yield task, attempt
+
+    async def _lane(self, lane: int, queue: Iterator[tuple[Task, int]], context: AttemptContext) -> None:
+        # All lanes share one iterator: no lane awaits while it takes the next item.
+        for task, number in queue:
+            self._observer.attempt_began(task.name, number)
+            with self._output.open_trajectory(task.name, number) as log:
+                result, tests = await Attempt(context, task, number, lane=lane, log=log).run()
+            await self._output.finish(result, tests)
+            self._observer.attempt_ended(result)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first plain exception of a task group's."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

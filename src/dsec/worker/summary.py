@@ -1,0 +1,139 @@
+"""Sums over results: what a rollout came to. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import comb
+
+from dsec.model.value import Value
+from dsec.verification.outcome import Outcome
+from dsec.worker.result import AttemptResult
+from dsec.worker.stages import Stage
+
+
+class TaskSummary(Value, frozen=True):
+    """One task: its attempts' outcomes in order, and the mean of their rewards."""
+
+    task: str
+    outcomes: tuple[Outcome, ...]
+    mean_reward: float | None
+    mean_duration_s: float
+
+
+class Summary(Value, frozen=True, kw_only=True):
+    """A whole rollout.
+
+    Attributes:
+        rollout_id: which.
+        policy: as named.
+        attempts_planned: tasks times attempts.
+        outcomes: number of attempts by outcome.
+        pass_rate: passed attempts among those with a verdict; None without any.
+        pass_at: chance that at least one of k attempts at a task passes, by k (unbiased estimate, Chen et al. 2021, over
+            tasks with at least k verdicts).
+        mean_reward: over attempts with a reward.
+        wall_s: seconds that the last run of the command took.
+        attempt_s: seconds of all attempts together.
+        guest_s: of these, seconds in which commands ran in sandboxes.
+        overhead_s: mean seconds per attempt that were neither commands, nor the policy's thinking, nor waiting.
+        stages_s: seconds by stage, all attempts together.
+        retried: attempts that needed more than one sandbox.
+        skipped: tasks that were left out, with the reason.
+        tasks: each task.
+    """
+
+    rollout_id: str
+    policy: str
+    attempts_planned: int
+    outcomes: dict[str, int]
+    pass_rate: float | None
+    pass_at: dict[str, float]
+    mean_reward: float | None
+    wall_s: float
+    attempt_s: float
+    guest_s: float
+    overhead_s: float | None
+    stages_s: dict[str, float]
+    retried: int
+    skipped: dict[str, str]
+    tasks: tuple[TaskSummary, ...]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), 6) if values else None
+
+
+def _pass_at(k: int, groups: Sequence[Sequence[AttemptResult]]) -> float | None:
+    chances = []
+    for group in groups:
+        verdicts = [result for result in group if result.outcome.is_verdict]
+        failed = sum(result.outcome is not Outcome.PASSED for result in verdicts)
+        if len(verdicts) >= k:
+            chances.append(1.0 - comb(failed, k) / comb(len(verdicts), k))
+    return _mean(chances)
+
+
+def _overhead_s(results: Sequence[AttemptResult]) -> float | None:
+    aside = (Stage.DECIDE.value, Stage.WAIT.value)
+    return _mean(
+        [
+            max(0.0, result.duration_s - result.guest_s - sum(result.totals_s.get(name, 0.0) for name in aside))
+            for result in results
+        ]
+    )
+
+
+def _task(name: str, group: Sequence[AttemptResult]) -> TaskSummary:
+    rewards = [result.verdict.reward for result in group if result.verdict.reward is not None]
+    return TaskSummary(
+        task=name,
+        outcomes=tuple(result.outcome for result in group),
+        mean_reward=_mean(rewards),
+        mean_duration_s=_mean([result.duration_s for result in group]) or 0.0,
+    )
+
+
+def summarise(
+    results: Sequence[AttemptResult],
+    *,
+    rollout_id: str,
+    policy: str,
+    planned: int,
+    wall_s: float,
+    skipped: dict[str, str],
+) -> Summary:
+    """Return the sums over `results`."""
+    groups: dict[str, list[AttemptResult]] = {}
+    stages: Counter[str] = Counter()
+    for result in sorted(results, key=lambda item: item.key):
+        groups.setdefault(result.task, []).append(result)
+        stages.update(result.totals_s)
+    counts = Counter(result.outcome for result in results)
+    verdicts = sum(counts[outcome] for outcome in Outcome if outcome.is_verdict)
+    most = max((len(group) for group in groups.values()), default=0)
+    chances = {k: _pass_at(k, list(groups.values())) for k in sorted({1, most}) if k}
+    return Summary(
+        rollout_id=rollout_id,
+        policy=policy,
+        attempts_planned=planned,
+        outcomes={outcome.value: counts[outcome] for outcome in Outcome},
+        pass_rate=counts[Outcome.PASSED] / verdicts if verdicts else None,
+        pass_at={str(k): chance for k, chance in chances.items() if chance is not None},
+        mean_reward=_mean([result.verdict.reward for result in results if result.verdict.reward is not None]),
+        wall_s=round(wall_s, 3),
+        attempt_s=round(sum(result.duration_s for result in results), 3),
+        guest_s=round(sum(result.guest_s for result in results), 3),
+        overhead_s=_overhead_s(results),
+        stages_s={stage.value: round(stages[stage.value], 3) for stage in Stage},
+        retried=sum(result.tries > 1 for result in results),
+        skipped=skipped,
+        tasks=tuple(_task(name, group) for name, group in groups.items()),
+    )
+
+
+def exit_code(summary: Summary, *, expect: Outcome | None = None) -> int:
+    """Return 0 when every planned attempt has a verdict (and, with `expect`, that one), else 1."""
+    finished = sum(count for name, count in summary.outcomes.items() if Outcome(name).is_verdict)
+    wanted = summary.outcomes[expect.value] if expect else finished
+    return 0 if wanted == summary.attempts_planned else 1
