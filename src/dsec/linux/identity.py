@@ -20,6 +20,10 @@ from dsec.linux import syscalls
 _CAPABILITY_VERSION_3 = 0x20080522
 _HEADER = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
 
+FILE_CAPABILITIES = 0b11111
+"""CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID (capabilities(7)): what a sandbox's root
+has over its files, and nothing that it has not (such as exceeding quotas)."""
+
 
 def _capabilities() -> bytes:
     data = ctypes.create_string_buffer(24)
@@ -32,13 +36,16 @@ def _set_capabilities(data: bytes) -> None:
 
 
 @contextmanager
-def file_identity(uid: int, gid: int, *, privileged: bool, groups: Sequence[int] = ()) -> Iterator[None]:
+def file_identity(
+    uid: int, gid: int, *, privileged: bool, groups: Sequence[int] = (), capabilities: int | None = None
+) -> Iterator[None]:
     """Use this file system identity in this thread until the block ends.
 
     Args:
         uid, gid: host ids.
         privileged: keep the capabilities that override file permissions (for the sandbox's root).
         groups: supplementary groups for permission checks; only looked at when not privileged.
+        capabilities: which ones, as a mask of the first 32, when privileged; None keeps all.
 
     The thread must not give up control (no await) inside the block. Needs root on the host.
     """
@@ -49,7 +56,7 @@ def file_identity(uid: int, gid: int, *, privileged: bool, groups: Sequence[int]
     syscalls.call(syscalls.number("setfsuid"), uid)
     try:
         if privileged:
-            _set_capabilities(before)
+            _set_capabilities(before if capabilities is None else _only(before, capabilities))
         yield
     finally:
         syscalls.call(syscalls.number("setfsuid"), 0)
@@ -57,6 +64,13 @@ def file_identity(uid: int, gid: int, *, privileged: bool, groups: Sequence[int]
         _set_capabilities(before)
         if not privileged:
             _set_groups(())
+
+
+def _only(data: bytes, mask: int) -> bytes:
+    """Return the set with no more than `mask` effective; what is permitted stays, so that it can be raised again."""
+    low, *rest = struct.unpack("=6I", data)
+    rest[2] = 0
+    return struct.pack("=6I", low & mask, *rest)
 
 
 def _set_groups(groups: Sequence[int]) -> None:

@@ -1,0 +1,148 @@
+"""One pipeline for everything that is read or written in chunks: files and archives, both ways.
+
+A `Source` or `Sink` is plain blocking code; `ChunkReader` and `ChunkWriter` make the port's `Reader` and `Writer` of
+it. Small contents cost no hop of their own: a reader is born with the first bytes, and a writer gathers what it is given.
+Memory per stream is bounded by two chunks.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dsec.base.errors import InvalidStateError
+from dsec.base.units import KIB, MIB
+from dsec.runtimes.container.access import Access
+from dsec.runtimes.container.users import ResolvedUser
+
+CHUNK_BYTES = 1 * MIB
+"""Large enough that a thread hop is a few per cent of copying it."""
+
+AHEAD_BYTES = 64 * KIB
+
+
+class Source(Protocol):
+    """Blocking producer of bytes."""
+
+    def take(self, limit: int) -> bytes:
+        """Return 1 to `limit` bytes, or none at the end."""
+
+    def close(self) -> None: ...
+
+
+class Sink(Protocol):
+    """Blocking consumer of bytes."""
+
+    def put(self, data: bytes) -> None: ...
+
+    def finish(self) -> None:
+        """Make what was put visible."""
+
+    def undo(self) -> None:
+        """Take back what can be taken back. Called as the user, at most once, after no or a failed `finish`."""
+
+    def close(self) -> None:
+        """Close descriptors; idempotent."""
+
+
+class ChunkReader:
+    """A `Reader` over a source.
+
+    Args:
+        ahead: bytes already taken.
+        ended: whether those are all.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        user: ResolvedUser,
+        path: bytes,
+        source: Source,
+        *,
+        size_bytes: int,
+        ahead: bytes = b"",
+        ended: bool = False,
+    ) -> None:
+        self.size_bytes = size_bytes
+        self._access, self._user, self._path, self._source = access, user, path, source
+        self._ahead, self._ended, self._closed, self._failed = ahead, ended, False, False
+
+    async def read(self, limit: int) -> bytes:
+        self._access.root.check_alive()
+        if self._closed or self._failed:
+            raise InvalidStateError("the reader is closed", resolution="open another one")
+        if self._ahead:
+            data, self._ahead = self._ahead[:limit], self._ahead[limit:]
+            return data
+        if self._ended or limit <= 0:
+            return b""
+        size = min(limit, CHUNK_BYTES)
+        # Pessimistic: after an error or a cancellation bytes may be missing, and must not look like the end.
+        self._failed = True
+        data = await self._access.run(self._user, self._path, lambda _: self._source.take(size))
+        self._failed = False
+        self._ended = not data
+        return data
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._access.run_outside(self._source.close)
+
+
+class ChunkWriter:
+    """A `Writer` over a sink. A failed write leaves it good for nothing but `abort`."""
+
+    def __init__(self, access: Access, user: ResolvedUser, path: bytes, sink: Sink) -> None:
+        self._access, self._user, self._path, self._sink = access, user, path, sink
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._done = False
+        self._failed = False
+
+    async def write(self, data: bytes) -> None:
+        self._check_usable()
+        self._gathered.append(bytes(data))
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes >= CHUNK_BYTES:
+            await self._put(finish=False)
+
+    async def commit(self) -> None:
+        self._check_usable()
+        await self._put(finish=True)
+        self._done = True
+        await self._access.run_outside(self._sink.close)
+
+    async def abort(self) -> None:
+        if self._done:
+            return
+        self._done = True
+        self._gathered.clear()
+        await self._access.run_outside(self._undo)
+
+    def _undo(self) -> None:
+        try:
+            self._access.call_if_alive(self._user, self._path, self._sink.undo)
+        finally:
+            self._sink.close()
+
+    async def _put(self, *, finish: bool) -> None:
+        data = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
+        self._gathered.clear()
+        self._gathered_bytes = 0
+
+        def work(_: int) -> None:
+            if data:
+                self._sink.put(data)
+            if finish:
+                self._sink.finish()
+
+        # Pessimistic, so that an error and a cancellation both leave it set.
+        self._failed = True
+        await self._access.run(self._user, self._path, work)
+        self._failed = False
+
+    def _check_usable(self) -> None:
+        self._access.root.check_alive()
+        if self._done or self._failed:
+            raise InvalidStateError("the writer is closed", resolution="abort it and open another one")
