@@ -13,6 +13,7 @@ sweep.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -124,6 +125,8 @@ class Attempt:
             verdict = await self._steps(current)
         except DsecError as caught:
             error = await self._explained(caught, current)
+        except Exception as caught:  # noqa: BLE001 - one attempt's supervisor: a defect of ours must not end thousands of others.
+            error = DsecError(f"{type(caught).__name__}: {caught}", detail=traceback.format_exc(limit=-3))
         finally:
             await self._destroy(current)
         await self._log_end(current, error)

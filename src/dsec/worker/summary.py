@@ -30,8 +30,8 @@ class Summary(Value, frozen=True, kw_only=True):
         attempts_planned: tasks times attempts.
         outcomes: number of attempts by outcome.
         pass_rate: passed attempts among those with a verdict; None without any.
-        pass_at: chance that at least one of k attempts at a task passes, by k (unbiased estimate, Chen et al. 2021, over
-            tasks with at least k verdicts).
+        pass_at: chance that at least one of k attempts at a task passes, by k (unbiased estimate, Chen et al. 2021,
+            over tasks with at least k verdicts).
         mean_reward: over attempts with a reward.
         wall_s: seconds that the last run of the command took.
         attempt_s: seconds of all attempts together.
