@@ -1,0 +1,75 @@
+"""The `dsec` command: global options and the table of commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dsec import __version__
+from dsec.cli.context import Options
+from dsec.cli.lazy import Lazy, LazyGroup
+
+_COMMANDS = {
+    "doctor": Lazy("dsec.cli.doctor:doctor", "Say what this host has, what it enables, and how to get the rest."),
+    "up": Lazy("dsec.cli.up:up", "Run the node of this host and serve its API."),
+    "down": Lazy("dsec.cli.up:down", "Stop the node of this host; sandboxes stay unless told otherwise."),
+    "config": Lazy("dsec.cli.config:config", "Show the settings and where each value came from."),
+    "image": Lazy("dsec.cli.image:image", "Import, build, list and remove images."),
+    "sandbox": Lazy("dsec.cli.sandbox:sandbox", "Create and operate sandboxes."),
+    "task": Lazy("dsec.cli.task:task", "Check task folders and import data sets as tasks."),
+    "rollout": Lazy("dsec.cli.rollout:rollout", "Run a batch of tasks and report."),
+    "bench": Lazy("dsec.bench.command:bench", "Measure this host, beside what else is on it."),
+    "completion": Lazy("dsec.cli.completion:completion", "Print the completion script of a shell."),
+}
+
+
+@click.group(name="dsec", cls=LazyGroup, lazy=_COMMANDS)
+@click.option("--url", envvar="DSEC_URL", metavar="URL", help="Server to talk to.  [DSEC_URL; none: this host's node]")
+@click.option("--token", envvar="DSEC_TOKEN", metavar="TOKEN", help="Bearer token of the server.  [DSEC_TOKEN]")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="State directory of this host's node.  [DSEC_STATE_DIR]",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Settings file.  [DSEC_CONFIG]",
+)
+@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Set a setting of the node.")
+@click.option("-v", "--verbose", count=True, help="Log more to stderr (twice: everything).")
+@click.option("--log-format", type=click.Choice(["console", "json"]), default="console", help="How logs are written.")
+@click.option("--error-format", type=click.Choice(["text", "json"]), default="text", help="How errors are written.")
+@click.version_option(__version__, prog_name="dsec")
+@click.pass_context
+def cli(
+    ctx: click.Context,
+    url: str | None,
+    token: str | None,
+    state_dir: Path | None,
+    config_file: Path | None,
+    overrides: tuple[str, ...],
+    verbose: int,
+    log_format: str,
+    error_format: str,
+) -> None:
+    """Isolated, stateful sandboxes for training and evaluating agents.
+
+    Without --url, commands talk to this host's node and start one in the background when there is none.
+    """
+    options = ctx.ensure_object(Options)
+    options.url = url
+    options.token = token
+    options.state_dir_option = state_dir
+    options.config_file = config_file
+    options.overrides = overrides
+    options.verbose = verbose
+    options.log_format = log_format
+    options.json_errors = error_format == "json"
+
+
+def main() -> None:
+    """Run the command line."""
+    cli.main(prog_name="dsec")

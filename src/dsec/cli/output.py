@@ -1,0 +1,99 @@
+"""What commands print: data to stdout, everything else to stderr.
+
+Tables go through Rich. On a terminal they fit its width; into a pipe or file they are as wide as their content, so that
+`grep`, `awk` and a diff see whole values.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_PIPE_WIDTH = 10_000
+
+
+def console() -> Console:
+    """Return a console on stdout."""
+    from rich.console import Console
+
+    return Console(
+        file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, soft_wrap=False
+    )
+
+
+def note(text: str) -> None:
+    """Say something to the person at the terminal (stderr)."""
+    click.echo(text, err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one value as JSON: values as their fields, enumerations by value, bytes as base64."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """Print one value as one line of JSON, at once."""
+    import msgspec
+
+    click.echo(msgspec.json.encode(value))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a plain table; the text of cells is not markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for column in columns:
+        result.add_column(column.upper(), no_wrap=not sys.stdout.isatty(), overflow="fold")
+    for row in rows:
+        result.add_row(*(Text(printable(cell)) for cell in row))
+    return result
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a plain table."""
+    console().print(table(columns, rows))
+
+
+def print_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, one pair a line."""
+    pairs = list(fields)
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        click.echo(f"{name:<{width}}  {printable(value)}")
+
+
+def printable(text: str) -> str:
+    """Return `text` without control characters: names that a guest chose must not steer the terminal."""
+    safe = text.encode("utf8", errors="replace").decode()
+    return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in safe)
+
+
+def age(since_s: float) -> str:
+    """Return how long ago a wall-clock time was."""
+    from dsec.base.units import format_duration
+
+    return format_duration(max(0.0, time.time() - since_s))
+
+
+def or_dash(value: object) -> str:
+    """Return a dash for what is not known."""
+    return "-" if value is None or value == "" else str(value)
+
+
+def size_or_dash(size_bytes: int | None) -> str:
+    """Return a size for people, or a dash."""
+    from dsec.base.units import format_size
+
+    return "-" if size_bytes is None else format_size(size_bytes)

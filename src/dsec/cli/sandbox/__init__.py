@@ -1,0 +1,3 @@
+"""`dsec sandbox`."""
+
+from dsec.cli.sandbox.group import sandbox as sandbox
