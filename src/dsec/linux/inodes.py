@@ -1,0 +1,43 @@
+"""What inodes carry beside their mode: attribute flags (ioctl_iflags(2)) and shared extents (ioctl_ficlone(2))."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import struct
+
+_GETFLAGS = 0x80086601
+_SETFLAGS = 0x40086602
+_FICLONE = 0x40049409
+
+APPEND = 0x20
+IMMUTABLE = 0x10
+NOCOW = 0x00800000
+
+_UNSUPPORTED = (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.ENOSYS)
+
+
+def change_flags(fd: int, *, add: int = 0, remove: int = 0) -> bool:
+    """Set and clear attribute flags. Returns whether anything changed; False too where the file system has none."""
+    try:
+        before: int = struct.unpack("=I", fcntl.ioctl(fd, _GETFLAGS, bytes(4)))[0]
+        after = (before | add) & ~remove
+        if after == before:
+            return False
+        fcntl.ioctl(fd, _SETFLAGS, struct.pack("=I", after))
+    except OSError as error:
+        if error.errno in (*_UNSUPPORTED, errno.EPERM):
+            return False
+        raise
+    return True
+
+
+def clone_file(source_fd: int, target_fd: int) -> bool:
+    """Let `target_fd` share all extents of `source_fd`. Returns False where the file system cannot."""
+    try:
+        fcntl.ioctl(target_fd, _FICLONE, source_fd)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True

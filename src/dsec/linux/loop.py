@@ -1,0 +1,135 @@
+"""Loop devices: a file as a block device (loop(4)).
+
+Devices are attached with *autoclear*: the kernel detaches them with their last user, so that a process killed
+between attaching and mounting leaves nothing. One file must never be attached twice, or two file systems would
+write to it: `find` says whether it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import glob
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dsec.linux import syscalls
+
+_CONFIGURE = 0x4C0A
+_GET_STATUS64 = 0x4C05
+_SET_CAPACITY = 0x4C07
+_GET_FREE = 0x4C82
+_AUTOCLEAR = 4
+_DIRECT_IO = 16
+_BLOCK_BYTES = 4096
+_ATTEMPTS = 64
+
+
+def _ioctl(fd: int, request: int, argument: bytes) -> bytes:
+    buffer = ctypes.create_string_buffer(argument, len(argument))
+    syscalls.libc_call("ioctl", fd, ctypes.c_ulong(request), buffer)
+    return buffer.raw
+
+
+def _info(flags: int, name: bytes) -> bytes:
+    """Return a `struct loop_info64`."""
+    return struct.pack("=5QIIII64s64s32s2Q", 0, 0, 0, 0, 0, 0, 0, 0, flags, name[-63:], b"", b"", 0, 0)
+
+
+def backing_file(device: str) -> tuple[int, int] | None:
+    """Return device and inode number of the file behind a loop device; None when it has none."""
+    try:
+        fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENOENT):
+            return None
+        raise
+    try:
+        kernel_device, inode = struct.unpack_from("=QQ", _ioctl(fd, _GET_STATUS64, bytes(232)))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise
+    finally:
+        os.close(fd)
+    # The kernel reports its own encoding (new_encode_dev): 12 bits of major between 20 of minor.
+    major, minor = (kernel_device >> 8) & 0xFFF, (kernel_device & 0xFF) | ((kernel_device >> 12) & 0xFFF00)
+    return os.makedev(major, minor), inode
+
+
+def find(path: str | os.PathLike[str]) -> str | None:
+    """Return the loop device that `path` is attached to."""
+    status = os.stat(path)
+    for entry in glob.glob("/sys/block/loop*/loop/backing_file"):
+        device = "/dev/" + entry.split("/")[3]
+        if backing_file(device) == (status.st_dev, status.st_ino):
+            return device
+    return None
+
+
+@contextmanager
+def attached(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Attach `path` for the block and yield the device, whose mount then keeps it.
+
+    A file that is attached already keeps its device. I/O is direct where the file's file system allows it (what is
+    written is then cached once, not twice); the kernel falls back by itself where not.
+    """
+    with _existing_or_new(path) as fd:
+        yield os.readlink(f"/proc/self/fd/{fd}")
+
+
+@contextmanager
+def _existing_or_new(path: str | os.PathLike[str]) -> Iterator[int]:
+    present = find(path)
+    fd = os.open(present, os.O_RDWR | os.O_CLOEXEC) if present else _attach(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _attach(path: str | os.PathLike[str]) -> int:
+    """Attach `path` to a free device and return the device's descriptor."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _ in range(_ATTEMPTS):
+            device = os.open(_free_device(), os.O_RDWR | os.O_CLOEXEC)
+            if _configure(device, file, os.fsencode(path)):
+                return device
+            os.close(device)  # Somebody else took it between the two calls.
+    finally:
+        os.close(file)
+    raise OSError(errno.EBUSY, "no free loop device", os.fspath(path))
+
+
+def _configure(device: int, file: int, name: bytes) -> bool:
+    for flags in (_AUTOCLEAR | _DIRECT_IO, _AUTOCLEAR):
+        try:
+            _ioctl(device, _CONFIGURE, struct.pack("=II", file, _BLOCK_BYTES) + _info(flags, name) + bytes(64))
+            return True
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                return False
+            if error.errno != errno.EINVAL or flags == _AUTOCLEAR:
+                os.close(device)
+                raise
+    return False
+
+
+def _free_device() -> str:
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return f"/dev/loop{syscalls.libc_call('ioctl', control, ctypes.c_ulong(_GET_FREE))}"
+    finally:
+        os.close(control)
+
+
+def update_capacity(device: str) -> None:
+    """Tell a device that its file has grown."""
+    fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        syscalls.libc_call("ioctl", fd, ctypes.c_ulong(_SET_CAPACITY))
+    finally:
+        os.close(fd)

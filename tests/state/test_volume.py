@@ -1,0 +1,157 @@
+"""The volume: made once, found again, grown, and whole after a kill at any step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsec.base.errors import InvalidRequestError, StateCorruptedError
+from dsec.base.units import MIB
+from dsec.linux import btrfs, loop, mounts
+from dsec.state.btrfs import BtrfsWritableLayers
+from dsec.state.volume import destroy_volume, open_volume
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+SIZE = 256 * MIB
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from dsec.state.btrfs import BtrfsWritableLayers
+from dsec.state.volume import open_volume
+
+state, step = Path(sys.argv[1]), int(sys.argv[2])
+
+def count(event, arguments, seen=[0]):
+    # Every system call that Python audits, and every ioctl and mount through libc, is a step at which to die.
+    if event in WATCHED:
+        seen[0] += 1
+        if seen[0] == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+WATCHED = {"os.mkdir", "os.rename", "open", "os.truncate", "subprocess.Popen", "os.remove", "os.chmod"}
+sys.addaudithook(count)
+import dsec.linux.syscalls as syscalls
+plain = syscalls.libc_call
+
+def call(name, *arguments, **named):
+    count("open", ())
+    return plain(name, *arguments, **named)
+
+syscalls.libc_call = call
+layers = BtrfsWritableLayers(open_volume(state, size_bytes=256 << 20))
+layers.create("a", quota_bytes=8 << 20)
+layers.checkpoint("a", "point")
+layers.branch("point", "b", quota_bytes=8 << 20)
+layers.discard("a")
+layers.discard("point")
+layers.wait_removed(60)
+layers.close()
+"""
+
+
+def run_killed(state: Path, step: int) -> int:
+    command = [sys.executable, "-c", _KILLED, str(state), str(step)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
+
+
+def test_volume_is_made_mounted_and_found_again(own_state: Path) -> None:
+    first = open_volume(own_state, size_bytes=SIZE)
+    (first.path / "kept").write_bytes(b"x")
+    assert open_volume(own_state) == first
+    assert sum(entry.target == str(first.path) for entry in mounts.mount_table()) == 1
+    (entry,) = mounts.mounts_under(first.path)
+    assert (entry.kind, "nosuid" in entry.options, "nodev" in entry.options) == ("btrfs", True, True)
+    mounts.unmount(first.path)
+    assert loop.find(own_state / "volume.btrfs") is None
+    assert (open_volume(own_state).path / "kept").read_bytes() == b"x"
+
+
+def test_destroyed_volume_leaves_nothing(own_state: Path) -> None:
+    open_volume(own_state, size_bytes=SIZE)
+    destroy_volume(own_state)
+    destroy_volume(own_state)
+    assert list(own_state.iterdir()) == []
+
+
+def test_volume_grows_while_it_is_in_use(own_state: Path) -> None:
+    volume = open_volume(own_state, size_bytes=SIZE)
+    (volume.path / "kept").write_bytes(b"x")
+    open_volume(own_state, size_bytes=4 * SIZE)
+    status = os.statvfs(volume.path)
+    assert status.f_blocks * status.f_frsize == 4 * SIZE
+    open_volume(own_state, size_bytes=SIZE)
+    assert os.statvfs(volume.path).f_blocks == status.f_blocks
+    assert (volume.path / "kept").read_bytes() == b"x"
+
+
+def test_file_attached_already_is_not_attached_twice(own_state: Path) -> None:
+    volume = open_volume(own_state, size_bytes=SIZE)
+    before = loop.find(own_state / "volume.btrfs")
+    holder = os.open(volume.path, os.O_RDONLY)
+    mounts.unmount(volume.path, detach=True)  # As after a restart in another mount namespace.
+    open_volume(own_state)
+    assert loop.find(own_state / "volume.btrfs") == before
+    assert os.fstat(holder).st_dev == volume.path.stat().st_dev
+    os.close(holder)
+
+
+def test_too_small_a_size_is_refused(own_state: Path) -> None:
+    with pytest.raises(InvalidRequestError):
+        open_volume(own_state, size_bytes=MIB)
+
+
+def test_file_that_is_no_file_system_is_said_and_kept(own_state: Path) -> None:
+    (own_state / "volume.btrfs").write_bytes(bytes(SIZE))
+    with pytest.raises(StateCorruptedError):
+        open_volume(own_state)
+    assert (own_state / "volume.btrfs").stat().st_size == SIZE
+    assert loop.find(own_state / "volume.btrfs") is None
+
+
+@pytest.fixture
+def foreign_mount(own_state: Path) -> Iterator[Path]:
+    open_volume(own_state, size_bytes=SIZE)
+    mounts.mount("tmpfs", own_state / "volume", "tmpfs")
+    yield own_state
+
+
+def test_foreign_mount_in_its_place_is_refused(foreign_mount: Path) -> None:
+    with pytest.raises(StateCorruptedError, match="mounted"):
+        open_volume(foreign_mount)
+
+
+def test_kill_at_any_step_is_recovered_from(own_state: Path) -> None:
+    step, ended = 1, int(-signal.SIGKILL)
+    while ended:
+        ended = run_killed(own_state, step)
+        volume = open_volume(own_state, size_bytes=SIZE)
+        layers = BtrfsWritableLayers(volume)
+        for name in layers.names():
+            layer = layers.get(name)
+            assert layer is None or (layer.upper.is_dir() and layer.work.is_dir())
+            layers.discard(name)
+        layers.create("fresh", quota_bytes=8 * MIB)
+        layers.discard("fresh")
+        assert layers.wait_removed(60)
+        layers.close()
+        assert [
+            path
+            for name in ("layers", "checkpoints", "staging", "trash", "removing")
+            for path in (volume.path / name).iterdir()
+        ] == []
+        if step % 5 == 0:
+            destroy_volume(own_state)
+        step += 1
+    fd = os.open(open_volume(own_state).path, os.O_RDONLY)
+    btrfs.wait_destroyed(fd)
+    os.close(fd)
