@@ -23,6 +23,8 @@ def obtain_token(path: Path) -> str:
         return _read(path)
     except FileNotFoundError:
         return _make(path)
+    except OSError as error:
+        raise InvalidRequestError(f"{path}: {error.strerror}", resolution="the token must be a file of yours") from error
 
 
 def _read(path: Path) -> str:
