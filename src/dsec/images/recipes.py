@@ -41,7 +41,9 @@ _PYTHON_PACKAGES = (
 _MAKE_USER = 'chroot "$1" useradd --create-home --uid 1000 --shell /bin/bash user'
 _PYTHON_ALIAS = 'ln -s python3 "$1/usr/bin/python"'
 _NO_MACHINE_ID = 'rm -f "$1/etc/machine-id" && : > "$1/etc/machine-id"'
-_NO_RESIDUE = 'rm -rf "$1"/var/log/*.log "$1"/var/log/apt "$1"/var/cache/ldconfig/* "$1"/root/.cache "$1"/etc/hostname'
+_NO_RESIDUE = (
+    'cd "$1" && rm -rf var/log/*.log var/log/apt var/cache/ldconfig/* root/.cache etc/hostname && : > etc/resolv.conf'
+)
 
 RECIPES: Mapping[str, tuple[DebianRecipe, ImageConfig]] = {
     DEFAULT_IMAGE: (

@@ -253,14 +253,16 @@ class LocalImageStore:
     def layer_of_diff(self, diff_id: str) -> str | None:
         """Return the stored layer that was made from the OCI layer with this diff id, protected until it is named."""
         with exclusive(self._lock):
-            path = self._diffs / hex_of(diff_id)
-            if not path.exists():
+            if not self.has_diff(diff_id):
                 return None
-            digest = _read_text(path)
-            if not (self._layers / hex_of(digest)).exists():
-                return None
+            digest = _read_text(self._diffs / hex_of(diff_id))
             self._pins.add(digest)
             return digest
+
+    def has_diff(self, diff_id: str) -> bool:
+        """Tell whether `layer_of_diff` would find a layer now."""
+        path = self._diffs / hex_of(diff_id)
+        return path.exists() and (self._layers / hex_of(_read_text(path))).exists()
 
     def remember_diff(self, diff_id: str, digest: str) -> None:
         """Note that the OCI layer with this (verified) diff id unfolds to a stored layer."""

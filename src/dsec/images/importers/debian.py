@@ -73,6 +73,12 @@ def _command(recipe: DebianRecipe, release: str, target: Path) -> list[str]:
         "--dpkgopt=path-exclude=/usr/share/locale/*",
         "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+        # An image is one big virtual environment: `pip install` in it must just work.
+        "--dpkgopt=path-exclude=/usr/lib/python3*/EXTERNALLY-MANAGED",
+        # What apt computes once and keeps would be 70 MB in the layer of every `RUN apt-get install`.
+        '--aptopt=Dir::Cache::pkgcache ""',
+        '--aptopt=Dir::Cache::srcpkgcache ""',
+        '--aptopt=Acquire::Languages "none"',
         '--aptopt=APT::Install-Recommends "false"',
         *(f"--customize-hook={hook}" for hook in recipe.hooks),
         release,

@@ -82,7 +82,8 @@ def import_layer(store: LocalImageStore, blob: Path, diff_id: str, request: Impo
         ):
             layer, reader = LayerWriter(writer), TarReader(stream)
             for entry in reader:
-                layer.add(entry, reader)
+                if entry.path.strip(b"/") not in request.left_out:
+                    layer.add(entry, reader)
             found = stream.finish()
             for warning in writer.warnings:
                 request.progress(f"warning: {warning}")

@@ -22,6 +22,7 @@ class ImportRequest:
         config: settings of the image where the source brings none.
         limits: bounds on what is unpacked.
         progress: takes lines for people.
+        left_out: paths that are not taken over.
         source: told as the image's source; None: the path.
     """
 
@@ -30,6 +31,7 @@ class ImportRequest:
     config: ImageConfig = _DEFAULT_CONFIG
     limits: ArchiveLimits = DEFAULT_LIMITS
     progress: Progress = silent
+    left_out: frozenset[bytes] = frozenset()
     source: str | None = None
 
     @property

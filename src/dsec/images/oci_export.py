@@ -1,0 +1,73 @@
+"""Write a stored image as an OCI image layout, for the programs that read those."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dsec.images.layer_tar import write_layer_tar
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageConfig
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_TYPE = "application/vnd.oci.image"
+
+
+def export_oci_layout(store: LocalImageStore, name: str, target: Path) -> None:
+    """Write the image `name` into the new directory `target`, its only reference being ``latest``.
+
+    The diff id of every layer is remembered, so that an image built upon this one shares its layers with it.
+    """
+    blobs = target / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    mounted = store.mount([name])
+    layers = []
+    for info, path in zip(mounted.info.layers, mounted.layer_paths, strict=True):
+        descriptor = _write_layer(path, blobs)
+        store.remember_diff(descriptor["digest"], info.digest)
+        layers.append(descriptor)
+    config = _write_document(blobs, f"{_TYPE}.config.v1+json", _config(mounted.info.config, layers))
+    manifest = _write_document(
+        blobs,
+        f"{_TYPE}.manifest.v1+json",
+        {"schemaVersion": 2, "mediaType": f"{_TYPE}.manifest.v1+json", "config": config, "layers": layers},
+    )
+    manifest["annotations"] = {"org.opencontainers.image.ref.name": "latest"}
+    (target / "index.json").write_bytes(msgspec.json.encode({"schemaVersion": 2, "manifests": [manifest]}))
+    (target / "oci-layout").write_bytes(b'{"imageLayoutVersion":"1.0.0"}')
+
+
+def _config(config: ImageConfig, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "config": {
+            "Env": [f"{key}={value}" for key, value in config.env.items()],
+            "WorkingDir": config.workdir,
+            "User": "" if config.user == "0" else config.user,
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
+        "history": [{"created_by": "dsec"} for _ in layers],
+    }
+
+
+def _write_layer(path: Path, blobs: Path) -> dict[str, Any]:
+    temporary = blobs / ".layer"
+    with temporary.open("w+b") as file:
+        write_layer_tar(path, file)
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    temporary.rename(blobs / digest)
+    size_bytes = (blobs / digest).stat().st_size
+    return {"mediaType": f"{_TYPE}.layer.v1.tar", "digest": f"sha256:{digest}", "size": size_bytes}
+
+
+def _write_document(blobs: Path, media_type: str, document: dict[str, Any]) -> dict[str, Any]:
+    data = msgspec.json.encode(document)
+    digest = hashlib.sha256(data).hexdigest()
+    (blobs / digest).write_bytes(data)
+    return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
