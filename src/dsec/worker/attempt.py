@@ -163,11 +163,21 @@ class Attempt:
         if not current.image:
             with self._watch.stage(Stage.WAIT):
                 current.image = await self._context.images.image_of(self._task)
+            self._clean_paths(current)
         with self._watch.stage(Stage.CREATE):
             timeout_s = self._context.settings.create_timeout_s
             info = await self._context.service.create(self._spec(current.image), timeout_s=timeout_s)
         current.sandboxes.append(info.sandbox_id)
         return info.sandbox_id
+
+    def _image_config(self, current: _Try) -> ImageConfig:
+        return self._context.image_configs.get(current.image, ImageConfig())
+
+    def _clean_paths(self, current: _Try) -> tuple[str, ...]:
+        """Return what a clean sandbox takes over; raises before anything is created when that cannot be said."""
+        if self._context.settings.verify_in is VerifyIn.SAME:
+            return ()
+        return transplanted_paths(self._task, self._image_config(current).workdir)
 
     def _spec(self, image: str) -> SandboxSpec:
         task, settings = self._task, self._context.settings
@@ -189,21 +199,19 @@ class Attempt:
 
     async def _verify(self, current: _Try, sandbox_id: str) -> Verdict:
         service = self._context.service
-        config = self._context.image_configs.get(current.image, ImageConfig())
         env = resolve_variables(self._task.verifier_env, self._context.settings.environ, task=self._task.name)
         if self._context.settings.verify_in is VerifyIn.CLEAN:
-            paths = transplanted_paths(self._task, config.workdir)
             current.enter(Phase.CREATE)
             clean_id = await self._create(current)
             current.enter(Phase.VERIFY)
-            await transplant(service, sandbox_id, clean_id, paths)
+            await transplant(service, sandbox_id, clean_id, self._clean_paths(current))
             sandbox_id = clean_id
         assert current.end is not None
         verification = await verify(
             service,
             sandbox_id,
             self._task,
-            env=tests_environment(config.env, env),
+            env=tests_environment(self._image_config(current).env, env),
             policy_timed_out=current.end.timed_out,
             enter=current.enter,
         )

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dsec.base.errors import LimitExceededError, PathNotFoundError, UnsupportedFileError
+from dsec.base.errors import PathNotFoundError, TaskFormatError, UnsupportedFileError
 from dsec.base.units import GIB, KIB
 from dsec.episode.tools import CommandOutput
 from dsec.model.files import FileInfo, FileKind
@@ -40,7 +40,7 @@ ROOT = "0"
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TESTS_OUTPUT_BYTES = 256 * KIB
 MAXIMUM_TRANSPLANT_BYTES = 8 * GIB
-_REWARD_TEXT, _REWARD_JSON = "/logs/verifier/reward.txt", "/logs/verifier/reward.json"
+_VERIFIER_LOGS = "/logs/verifier"
 
 EnterPhase = Callable[[Phase], None]
 
@@ -90,18 +90,26 @@ async def clear(service: SandboxService, sandbox_id: str) -> None:
         await _remove(service, sandbox_id, "/logs/verifier" if _is_safe_directory(logs) else "/logs")
 
 
-async def _reward_file(service: SandboxService, sandbox_id: str, path: str) -> bytes | None:
+async def _reward_file(service: SandboxService, sandbox_id: str, info: FileInfo | None) -> bytes | None:
     """Return the file's bytes (one more than allowed when it is too long), None when it is missing.
 
     Raises:
         UnsupportedFileError: it is not a regular file.
     """
-    info = await _stat(service, sandbox_id, path)
     if info is None:
         return None
     if info.kind is not FileKind.FILE:
-        raise UnsupportedFileError(f"{path} is no regular file ({info.kind.value})")
+        raise UnsupportedFileError(f"{info.name} is no regular file ({info.kind.value})")
+    path = f"{_VERIFIER_LOGS}/{info.name}"
     return await read_bounded(service.read_file(sandbox_id, path, user=ROOT), MAXIMUM_REWARD_BYTES)
+
+
+async def _reward_entries(service: SandboxService, sandbox_id: str) -> dict[str, FileInfo]:
+    try:
+        entries = await service.list_files(sandbox_id, _VERIFIER_LOGS, user=ROOT)
+    except PathNotFoundError:
+        return {}
+    return {entry.name: entry for entry in entries}
 
 
 async def _evidence(
@@ -109,8 +117,9 @@ async def _evidence(
 ) -> Evidence:
     status = output.status()
     try:
-        json = await _reward_file(service, sandbox_id, _REWARD_JSON)
-        text = await _reward_file(service, sandbox_id, _REWARD_TEXT) if json is None else None
+        entries = await _reward_entries(service, sandbox_id)
+        json = await _reward_file(service, sandbox_id, entries.get("reward.json"))
+        text = await _reward_file(service, sandbox_id, entries.get("reward.txt")) if json is None else None
     except UnsupportedFileError as error:
         return Evidence(status=status, reward_problem=error.brief, policy_timed_out=policy_timed_out)
     return Evidence(status=status, reward_json=json, reward_text=text, policy_timed_out=policy_timed_out)
@@ -207,11 +216,11 @@ def transplanted_paths(task: Task, image_workdir: str) -> tuple[str, ...]:
     """Return the paths that verification in a clean sandbox takes over: the declared artifacts, else the workdir.
 
     Raises:
-        LimitExceededError: that would be the whole root.
+        TaskFormatError: that would be the whole root.
     """
     paths = task.artifacts or (task.environment.workdir or image_workdir,)
     if "/" in {path.rstrip("/") or "/" for path in paths}:
-        raise LimitExceededError(
+        raise TaskFormatError(
             f"task {task.name} declares no part of the file system to verify in a clean sandbox",
             resolution="set [environment] workdir or artifacts = ['/path', ...] in task.toml",
         )
