@@ -1,0 +1,104 @@
+"""What the node's operations share: its parts, its sandboxes, and the two ways in which a sandbox's state changes.
+
+The rule of the journal: a state that announces an effect is written before the effect, and the state after it once the
+effect is complete. Memory follows the journal, so that nobody is told of what a `kill -9` could take back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from dsec.base.errors import NodeUnavailableError, RuntimeFailedError
+from dsec.lifecycle.machine import Event, next_state
+from dsec.model.sandbox import SandboxInfo
+from dsec.node.parts import NodeParts
+from dsec.node.registry import Registry
+from dsec.node.sandbox import Generation, Sandbox
+from dsec.node.slots import SLOT_SIZE, HostIdSlots
+from dsec.node.supervisor import Supervisor
+from dsec.node.validation import Reports, merged_reports
+from dsec.runtimes.port import LaunchRequest
+from dsec.stores.port import SandboxRecord
+
+_HOST_IDS_END = 1 << 32
+
+
+class Core:
+    """The node's inner state."""
+
+    def __init__(self, parts: NodeParts, supervisor: Supervisor) -> None:
+        self.parts = parts
+        self.settings = parts.settings
+        self.supervisor = supervisor
+        self.registry = Registry(parts.node_id)
+        first = parts.settings.first_host_id
+        self.slots = HostIdSlots(first, count=(_HOST_IDS_END - first) // SLOT_SIZE)
+        self.reports: Reports = {}
+        self.closing = False
+
+    def read_capabilities(self) -> None:
+        self.reports = merged_reports(self.parts.runtime.capabilities(), self.parts.layers.capabilities())
+
+    def now_boot_s(self) -> float:
+        return self.parts.clock.boot_s()
+
+    def check_open(self) -> None:
+        if self.closing:
+            raise NodeUnavailableError("the node is shutting down", resolution="try again when it is back")
+
+    def info(self, sandbox: Sandbox) -> SandboxInfo:
+        return sandbox.info(
+            node=self.parts.node_id, runtime=self.parts.runtime.name, now_boot_s=self.parts.clock.boot_s()
+        )
+
+    async def move(self, sandbox: Sandbox, event: Event, **changes: object) -> None:
+        """Let `event` happen: the journal first, then memory. The caller holds `sandbox.transition`."""
+        state = next_state(sandbox.record.state, event, sandbox_id=sandbox.sandbox_id)
+        record = msgspec.structs.replace(sandbox.record, state=state, **changes)
+        await self.parts.journal.put_sandbox(record)
+        sandbox.record = record
+
+    async def launch(self, record: SandboxRecord) -> Generation:
+        """Launch the instance that `record` describes; its writable layer exists."""
+        layer = self.parts.layers.get(record.layer)
+        if layer is None:
+            raise RuntimeFailedError(f"the writable layer {record.layer} is gone")
+        instance = await self.parts.runtime.launch(
+            LaunchRequest(
+                instance_id=instance_name(record.sandbox_id, record.generation),
+                layer_paths=tuple(map(Path, record.layer_paths)),
+                upper=layer.upper,
+                work=layer.work,
+                # The quota is the writable layer's own: the runtime has nothing to enforce there.
+                resources=msgspec.structs.replace(record.spec.resources, disk_bytes=None),
+                qos=record.spec.qos,
+                hostname=record.spec.hostname or record.sandbox_id,
+                first_host_id=self.slots.first_host_id(record.slot),
+            )
+        )
+        return Generation(record, instance)
+
+
+def instance_name(sandbox_id: str, generation: int) -> str:
+    """Name of an instance and of its writable layer."""
+    return f"{sandbox_id}-g{generation}"
+
+
+@contextmanager
+def shielded(seconds: float, what: str) -> Iterator[None]:
+    """Let the block finish although its caller was cancelled, for at most `seconds`.
+
+    Raises:
+        RuntimeFailedError: it took longer.
+    """
+    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise RuntimeFailedError(
+            f"{what} took longer than {seconds:.0f} s", resolution="look at the host's kernel log for stuck processes"
+        )

@@ -1,0 +1,158 @@
+"""Creation: all or nothing, within a deadline, once for each id.
+
+The sandbox id is the idempotency key. Whoever asks first creates; whoever asks meanwhile waits for the outcome, and
+takes over when it was undone, since the first caller's cancellation is not the second one's.
+"""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+
+from dsec.base.errors import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    InvalidStateError,
+    SandboxExitedError,
+)
+from dsec.base.ids import check_sandbox_id, new_sandbox_id
+from dsec.images.port import MountedImage
+from dsec.lifecycle.machine import Event
+from dsec.model.sandbox import SandboxInfo, SandboxSpec, SandboxState
+from dsec.node.admission import admit
+from dsec.node.core import Core, instance_name, shielded
+from dsec.node.ending import take_apart, watch
+from dsec.node.lifetimes import Lifetimes
+from dsec.node.sandbox import Sandbox
+from dsec.node.validation import check_spec, resolve_spec
+from dsec.stores.port import SandboxRecord
+
+_UNSETTLED = frozenset({SandboxState.PENDING, SandboxState.CREATING})
+_ENDED = frozenset({SandboxState.STOPPING, SandboxState.STOPPED, SandboxState.FAILED})
+_MAXIMUM_TIMEOUT_S = 3600.0
+
+
+async def create(
+    core: Core, lifetimes: Lifetimes, spec: SandboxSpec, sandbox_id: str | None, timeout_s: float
+) -> SandboxInfo:
+    """Create a sandbox, or return the one that an equal request created."""
+    check_spec(spec)
+    if not 0 < timeout_s <= _MAXIMUM_TIMEOUT_S:
+        raise InvalidRequestError(f"timeout_s is {timeout_s}; it must be above 0 and at most {_MAXIMUM_TIMEOUT_S:.0f}")
+    chosen = check_sandbox_id(sandbox_id) if sandbox_id else new_sandbox_id(core.parts.node_id, core.parts.random_bytes)
+    with anyio.move_on_after(timeout_s):
+        while (existing := core.registry.get(chosen)) is not None:
+            _check_same(existing, spec)
+            if existing.state not in _UNSETTLED:
+                return core.info(existing)
+            await existing.settled.wait()
+        return await _create(core, lifetimes, spec, chosen)
+    raise DeadlineExceededError(
+        f"{chosen} was not ready within {timeout_s:g} s; what had begun was undone", resolution="try again"
+    )
+
+
+def _check_same(existing: Sandbox, spec: SandboxSpec) -> None:
+    if existing.record.requested != spec:
+        raise AlreadyExistsError(
+            f"{existing.sandbox_id} exists with another spec", resolution="choose another id, or remove it first"
+        )
+    if existing.state in _ENDED:
+        raise InvalidStateError(
+            f"{existing.sandbox_id} was created before and is {existing.state.value}",
+            detail=existing.record.cause,
+            resolution="choose another id, or remove it first",
+        )
+
+
+async def _create(core: Core, lifetimes: Lifetimes, spec: SandboxSpec, sandbox_id: str) -> SandboxInfo:
+    """Create. Nothing is awaited before the id is taken in the registry."""
+    resolved = resolve_spec(spec, sandbox_id, core.settings, core.reports)
+    _admit(core)
+    image = core.parts.images.mount((spec.image, *spec.layers))
+    sandbox = Sandbox(_record(core, spec, resolved, sandbox_id, image), core.now_boot_s())
+    core.registry.add(sandbox)
+    try:
+        async with sandbox.transition:
+            await _bring_up_or_undo(core, sandbox)
+    finally:
+        sandbox.settled.set()
+    lifetimes.watch(sandbox)
+    watch(core, sandbox)
+    return core.info(sandbox)
+
+
+def _admit(core: Core) -> None:
+    host = core.parts.host
+    admit(
+        core.settings,
+        live=core.registry.live_count(),
+        free_disk_bytes=host.free_disk_bytes(),
+        free_memory_bytes=host.free_memory_bytes(),
+    )
+
+
+def _record(
+    core: Core, spec: SandboxSpec, resolved: SandboxSpec, sandbox_id: str, image: MountedImage
+) -> SandboxRecord:
+    maximum_s = resolved.lifetime.maximum_s
+    return SandboxRecord(
+        sandbox_id=sandbox_id,
+        state=SandboxState.PENDING,
+        requested=spec,
+        spec=resolved,
+        image_config=image.info.config,
+        layer_paths=tuple(map(str, image.layer_paths)),
+        slot=core.slots.take(),
+        layer=instance_name(sandbox_id, 0),
+        created_wall_s=core.parts.clock.wall_s(),
+        boot_id=core.parts.boot_id,
+        deadline_boot_s=None if maximum_s is None else core.now_boot_s() + maximum_s,
+    )
+
+
+async def _bring_up_or_undo(core: Core, sandbox: Sandbox) -> None:
+    ready = False
+    try:
+        with anyio.CancelScope() as scope:
+            sandbox.transition_scope = scope
+            await _bring_up(core, sandbox)
+            ready = True
+        if not ready:
+            raise SandboxExitedError(f"{sandbox.sandbox_id} was stopped while it was created")
+    finally:
+        sandbox.transition_scope = None
+        if not ready:
+            with shielded(core.settings.end_timeout_s, f"undoing {sandbox.sandbox_id}"):
+                await _undo(core, sandbox)
+
+
+async def _bring_up(core: Core, sandbox: Sandbox) -> None:
+    await core.move(sandbox, Event.CREATE_BEGAN)
+    record = sandbox.record
+    core.parts.layers.create(record.layer, quota_bytes=record.spec.resources.disk_bytes)
+    sandbox.generation = await core.launch(record)
+    await core.move(sandbox, Event.CREATED)
+
+
+async def _undo(core: Core, sandbox: Sandbox) -> None:
+    """Leave nothing behind.
+
+    What cannot be removed now keeps its place in the registry as failed, so that `remove` tries again; the journal
+    still says `creating`, so that a restart does.
+    """
+    gone = False
+    try:
+        await take_apart(core, sandbox, SandboxExitedError(f"the creation of {sandbox.sandbox_id} was undone"))
+        gone = True
+    finally:
+        if not gone:
+            sandbox.record = msgspec.structs.replace(
+                sandbox.record,
+                state=SandboxState.FAILED,
+                cause="its creation could not be undone",
+                cause_code="runtime_failed",
+            )
+    core.registry.forget(sandbox)
+    await core.parts.journal.delete_sandbox(sandbox.sandbox_id)

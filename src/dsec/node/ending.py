@@ -1,0 +1,122 @@
+"""The ends of a sandbox: stop, remove, failure. All come to the same taking apart, which may be repeated."""
+
+from __future__ import annotations
+
+import shutil
+
+import msgspec
+import structlog
+
+from dsec.base.errors import DsecError, SandboxExitedError, SandboxNotFoundError
+from dsec.lifecycle.machine import Event
+from dsec.model.sandbox import SandboxInfo, SandboxState
+from dsec.node.core import Core, instance_name, shielded
+from dsec.node.sandbox import Generation, Sandbox
+
+_log = structlog.get_logger(__name__)
+_OVER = frozenset({SandboxState.STOPPED, SandboxState.FAILED})
+
+
+async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
+    """End everything that exists of a sandbox: operations, processes, instance, layers, host ids. Idempotent.
+
+    The slot is freed last, when no process can hold an id of it any more.
+    """
+    end_use(sandbox, error)
+    generation = sandbox.generation
+    record = sandbox.record
+    if generation is not None:
+        await generation.instance.terminate()
+    else:
+        await core.parts.runtime.discard(instance_name(record.sandbox_id, record.generation))
+    sandbox.generation = None
+    for name in (record.layer, *sorted(sandbox.checkpoints)):
+        core.parts.layers.discard(name)
+    sandbox.checkpoints.clear()
+    remove_spool(core, record.sandbox_id, record.generation)
+    core.slots.release(record.slot)
+
+
+def end_use(sandbox: Sandbox, error: DsecError) -> None:
+    """End what uses the current generation with `error`, without touching its processes."""
+    if sandbox.watch_scope is not None:
+        sandbox.watch_scope.cancel()
+        sandbox.watch_scope = None
+    if sandbox.generation is not None:
+        sandbox.generation.end(error)
+    for process in sandbox.processes.values():
+        process.end(error)
+    for session in sandbox.sessions.values():
+        session.end()
+    sandbox.processes = {}
+    sandbox.sessions = {}
+
+
+def remove_spool(core: Core, sandbox_id: str, generation: int) -> None:
+    if core.parts.spool_dir is not None:
+        shutil.rmtree(core.parts.spool_dir / instance_name(sandbox_id, generation), ignore_errors=True)
+
+
+async def stop(core: Core, sandbox: Sandbox, cause: str = "stopped on request") -> SandboxInfo:
+    """Destroy a sandbox; it waits for no other operation on it. Once begun it finishes, also for a cancelled caller."""
+    if sandbox.transition_scope is not None:
+        sandbox.transition_scope.cancel()
+    async with sandbox.transition:
+        if sandbox.forgotten and sandbox.state is not SandboxState.STOPPED:
+            # Its creation was under way and was undone on our behalf.
+            stopped = msgspec.structs.replace(sandbox.record, state=SandboxState.STOPPED, cause=cause)
+            sandbox.record = stopped
+        if sandbox.state is not SandboxState.STOPPED:
+            with shielded(core.settings.end_timeout_s, f"stopping {sandbox.sandbox_id}"):
+                await _stop(core, sandbox, cause)
+        return core.info(sandbox)
+
+
+async def _stop(core: Core, sandbox: Sandbox, cause: str) -> None:
+    kept = sandbox.record.cause or cause
+    await core.move(sandbox, Event.STOP_BEGAN, cause=kept)
+    await take_apart(core, sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was stopped", detail=kept))
+    await core.parts.journal.delete_processes(sandbox.sandbox_id)
+    await core.move(sandbox, Event.STOPPED)
+
+
+async def remove(core: Core, sandbox_id: str) -> None:
+    """Stop a sandbox if needed and forget it."""
+    sandbox = core.registry.get(sandbox_id)
+    if sandbox is None:
+        if core.registry.was_known(sandbox_id):
+            return
+        raise SandboxNotFoundError(f"this node never had a sandbox {sandbox_id[:80]!r}")
+    await stop(core, sandbox, "removed")
+    async with sandbox.transition:
+        if not sandbox.forgotten:
+            with shielded(core.settings.end_timeout_s, f"removing {sandbox_id}"):
+                await core.parts.journal.delete_sandbox(sandbox_id)
+                core.registry.forget(sandbox)
+
+
+async def fail(core: Core, sandbox: Sandbox, error: DsecError) -> None:
+    """Record why a sandbox failed and free what it held. The caller holds `sandbox.transition`."""
+    await core.move(sandbox, Event.FAILED, cause=error.brief, cause_code=error.code)
+    _log.warning("sandbox_failed", sandbox_id=sandbox.sandbox_id, cause=error.brief)
+    await take_apart(core, sandbox, sandbox.unusable())
+
+
+async def _watch(core: Core, sandbox: Sandbox, generation: Generation) -> None:
+    cause = await generation.instance.wait_exited()
+    error = SandboxExitedError(f"its processes ended: {cause or 'the cause is not known'}")
+    generation.end(error)
+    async with sandbox.transition:
+        if sandbox.generation is not generation or sandbox.state in _OVER:
+            return
+        sandbox.watch_scope = None
+        with shielded(core.settings.end_timeout_s, f"cleaning up after {sandbox.sandbox_id}"):
+            await fail(core, sandbox, error)
+
+
+def watch(core: Core, sandbox: Sandbox) -> None:
+    """Begin to wait for the death of the sandbox's init, which fails the sandbox."""
+    generation = sandbox.running()
+    sandbox.watch_scope = core.supervisor.start(
+        f"watch {sandbox.sandbox_id}", lambda: _watch(core, sandbox, generation)
+    )

@@ -1,0 +1,380 @@
+"""The node: the service that owns all sandboxes of one host.
+
+`Node` says who may do what when, and hands the work to the modules beside it: `creation`, `ending`, `rollback`,
+`lifetimes`, `commands`, `processes`, `sessions`, `files`, `recovery`. It holds no durable state: that is the
+journal's.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+
+import anyio
+import msgspec
+
+from dsec.base.errors import NodeUnavailableError, SandboxExitedError, SandboxNotFoundError
+from dsec.model.capability import CapabilityReport
+from dsec.model.files import FileChange, FileInfo
+from dsec.model.image import ImageInfo
+from dsec.model.process import (
+    CommandRequest,
+    CommandResult,
+    ProcessInfo,
+    SessionCommand,
+    SessionInfo,
+    SessionRequest,
+)
+from dsec.model.sandbox import (
+    Lifetime,
+    SandboxFilter,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxState,
+    SandboxStats,
+    WritableUsage,
+)
+from dsec.node import commands, creation, ending, lifetimes, processes, rollback, sessions
+from dsec.node.core import Core, shielded
+from dsec.node.files import FileAccess
+from dsec.node.parts import NodeParts
+from dsec.node.recovery import Recovery
+from dsec.node.sandbox import Generation, Sandbox
+from dsec.node.supervisor import Supervisor
+from dsec.node.validation import check_command
+from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
+
+
+class Node:
+    """Own and operate the sandboxes of one host. Implements `dsec.service.port.SandboxService`; use `Node.open`."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lifetimes = lifetimes.Lifetimes(core)
+        self._closed = False
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, parts: NodeParts) -> AsyncIterator[Node]:
+        """Start a node: read the journal, adopt what lives, clear away what does not, and serve until the block ends.
+
+        The caller holds the state directory's lock. Sandboxes live on when the block ends. Runtime, layers and journal
+        are closed then.
+
+        Raises:
+            CapabilityMissingError: the host can run nothing.
+            StateCorruptedError: the journal cannot be read.
+        """
+        try:
+            async with anyio.create_task_group() as group:
+                node = cls(Core(parts, Supervisor(group)))
+                try:
+                    await node._start()
+                    yield node
+                finally:
+                    await node.aclose()
+                    group.cancel_scope.cancel()
+        except BaseExceptionGroup as wrapped:
+            # The supervisor lets no task of ours fail, so that this is the block's own error in a wrapper.
+            raise wrapped.exceptions[0] from None
+        finally:
+            # The parts are let go only when no task uses them any more.
+            await _close_parts(parts)
+
+    async def _start(self) -> None:
+        await self._core.parts.runtime.open()
+        self._core.read_capabilities()
+        await Recovery(self._core, self._lifetimes).run()
+        self._core.supervisor.start("lifetimes", self._lifetimes.run)
+
+    @property
+    def node_id(self) -> str:
+        return self._core.parts.node_id
+
+    async def aclose(self) -> None:
+        """Take no more requests and end those under way with `NodeUnavailableError`. Sandboxes live on. Idempotent."""
+        self._core.closing = True
+        for sandbox in self._core.registry:
+            if sandbox.generation is not None:
+                sandbox.generation.interrupt(NodeUnavailableError("the node is shutting down"))
+
+    async def shutdown(self, *, destroy: bool = False) -> None:
+        """Close the node; with `destroy` stop every sandbox first."""
+        if destroy:
+            for sandbox in self._core.registry:
+                if sandbox.state is not SandboxState.STOPPED:
+                    await ending.stop(self._core, sandbox, "the node was shut down")
+        await self.aclose()
+
+    async def expire_due(self) -> None:
+        """Expire what is due by the node's clock now; the node does so itself, tests with their own clock call it."""
+        await self._lifetimes.expire_due()
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def create(
+        self, spec: SandboxSpec, *, sandbox_id: str | None = None, timeout_s: float = DEFAULT_CREATE_TIMEOUT_S
+    ) -> SandboxInfo:
+        self._core.check_open()
+        return await creation.create(self._core, self._lifetimes, spec, sandbox_id, timeout_s)
+
+    async def inspect(self, sandbox_id: str) -> SandboxInfo:
+        return self._core.info(self._core.registry.find(sandbox_id))
+
+    async def list(self, query: SandboxFilter = SandboxFilter()) -> Sequence[SandboxInfo]:
+        return [self._core.info(sandbox) for sandbox in self._core.registry.select(query)]
+
+    async def statistics(self, sandbox_id: str) -> SandboxStats:
+        """Read usage; a paused sandbox stays paused."""
+        self._core.check_open()
+        sandbox = self._core.registry.find(sandbox_id)
+        statistics = await sandbox.running().instance.statistics()
+        return msgspec.structs.replace(statistics, writable=self._writable_usage(sandbox))
+
+    def _writable_usage(self, sandbox: Sandbox) -> WritableUsage:
+        layers = self._core.parts.layers
+        return WritableUsage(
+            used_bytes=layers.used_bytes(sandbox.record.layer),
+            quota_bytes=sandbox.record.spec.resources.disk_bytes,
+            driver=layers.driver,
+        )
+
+    async def extend(self, sandbox_id: str, lifetime: Lifetime) -> SandboxInfo:
+        self._core.check_open()
+        return await self._lifetimes.extend(self._core.registry.find(sandbox_id), lifetime)
+
+    async def pause(self, sandbox_id: str) -> SandboxInfo:
+        self._core.check_open()
+        sandbox = self._core.registry.find(sandbox_id)
+        await lifetimes.pause(self._core, sandbox)
+        return self._core.info(sandbox)
+
+    async def resume(self, sandbox_id: str) -> SandboxInfo:
+        self._core.check_open()
+        sandbox = self._core.registry.find(sandbox_id)
+        await lifetimes.resume(self._core, sandbox, self._lifetimes)
+        return self._core.info(sandbox)
+
+    async def rollback(self, sandbox_id: str, *, snapshot: str | None = None) -> SandboxInfo:
+        self._core.check_open()
+        sandbox = self._core.registry.find(sandbox_id)
+        with self._activity(sandbox):
+            info = await rollback.rollback(self._core, sandbox, snapshot)
+        self._lifetimes.watch(sandbox)
+        return info
+
+    async def checkpoint(self, sandbox_id: str) -> str:
+        """Freeze a copy of the writable layer, cheap and local, and return its name for `rollback`."""
+        self._core.check_open()
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            return await rollback.checkpoint(self._core, sandbox)
+
+    async def end_processes(self, sandbox_id: str) -> None:
+        sandbox = await self._ready(sandbox_id)
+        generation = sandbox.running()
+        with self._activity(sandbox), shielded(self._core.settings.end_timeout_s, f"ending what {sandbox_id} runs"):
+            generation.interrupt(SandboxExitedError(f"the processes of {sandbox_id} were ended"))
+            await generation.instance.kill_processes()
+            await sessions.close_all(self._core, sandbox)
+
+    async def stop(self, sandbox_id: str) -> SandboxInfo:
+        self._core.check_open()
+        return await ending.stop(self._core, self._core.registry.find(sandbox_id))
+
+    async def remove(self, sandbox_id: str) -> None:
+        self._core.check_open()
+        await ending.remove(self._core, sandbox_id)
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    async def run(self, sandbox_id: str, request: CommandRequest) -> CommandResult:
+        check_command(request, self._core.settings)
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            return await commands.run(self._core, sandbox.running(), request)
+
+    def stream(self, sandbox_id: str, request: CommandRequest) -> AbstractAsyncContextManager[CommandStream]:
+        return self._stream(sandbox_id, request)
+
+    @asynccontextmanager
+    async def _stream(self, sandbox_id: str, request: CommandRequest) -> AsyncIterator[CommandStream]:
+        check_command(request, self._core.settings)
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            async with commands.stream(self._core, sandbox.running(), request) as stream:
+                yield stream
+
+    async def start_process(self, sandbox_id: str, request: CommandRequest) -> ProcessInfo:
+        check_command(request, self._core.settings)
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            return await processes.start(self._core, sandbox, sandbox.running(), request)
+
+    async def list_processes(self, sandbox_id: str) -> Sequence[ProcessInfo]:
+        """List background processes, the oldest first; a paused sandbox stays paused."""
+        sandbox = self._core.registry.find(sandbox_id)
+        return [process.info() for process in sandbox.processes.values()]
+
+    def attach(self, sandbox_id: str, process_id: str) -> AbstractAsyncContextManager[CommandStream]:
+        return self._attach(sandbox_id, process_id)
+
+    @asynccontextmanager
+    async def _attach(self, sandbox_id: str, process_id: str) -> AsyncIterator[CommandStream]:
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            async with processes.attach(sandbox, process_id) as stream:
+                yield stream
+
+    async def wait_process(self, sandbox_id: str, process_id: str, *, timeout_s: float | None = None) -> CommandResult:
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            return await processes.wait(self._core, sandbox, process_id, timeout_s)
+
+    async def signal_process(self, sandbox_id: str, process_id: str, number: int) -> None:
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            await processes.find(sandbox, process_id).signal(number)
+
+    async def open_session(self, sandbox_id: str, request: SessionRequest) -> SessionInfo:
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            return await sessions.open_session(self._core, sandbox, sandbox.running(), request)
+
+    async def run_in_session(self, sandbox_id: str, session_id: str, command: SessionCommand) -> CommandResult:
+        sessions.check_session_command(self._core, command)
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            return await sessions.find_session(sandbox, session_id).run(command)
+
+    async def close_session(self, sandbox_id: str, session_id: str) -> None:
+        """Close a session and kill what it runs."""
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            session = sessions.find_session(sandbox, session_id)
+            del sandbox.sessions[session_id]
+            await session.close()
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    async def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
+        async with self._files(sandbox_id, user) as files:
+            async for chunk in files.read(path):
+                yield chunk
+
+    async def write_file(
+        self,
+        sandbox_id: str,
+        path: str,
+        content: AsyncIterable[bytes] | bytes,
+        *,
+        append: bool = False,
+        permissions: int = 0o644,
+        user: str | None = None,
+    ) -> FileInfo:
+        async with self._files(sandbox_id, user) as files:
+            return await files.write(path, content, append=append, permissions=permissions)
+
+    async def stat_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> FileInfo:
+        async with self._files(sandbox_id, user) as files:
+            return await files.stat(path)
+
+    async def list_files(
+        self, sandbox_id: str, path: str, *, depth: int = 1, user: str | None = None
+    ) -> Sequence[FileInfo]:
+        async with self._files(sandbox_id, user) as files:
+            return await files.list(path, depth=depth)
+
+    async def make_directory(self, sandbox_id: str, path: str, *, user: str | None = None) -> bool:
+        async with self._files(sandbox_id, user) as files:
+            return await files.make_directory(path)
+
+    async def move_file(self, sandbox_id: str, source: str, target: str, *, user: str | None = None) -> None:
+        async with self._files(sandbox_id, user) as files:
+            await files.move(source, target)
+
+    async def remove_file(
+        self, sandbox_id: str, path: str, *, recursive: bool = False, user: str | None = None
+    ) -> None:
+        async with self._files(sandbox_id, user) as files:
+            await files.remove(path, recursive=recursive)
+
+    def watch_files(
+        self, sandbox_id: str, path: str, *, recursive: bool = False, user: str | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[FileChange]]:
+        return self._watch_files(sandbox_id, path, recursive, user)
+
+    @asynccontextmanager
+    async def _watch_files(
+        self, sandbox_id: str, path: str, recursive: bool, user: str | None
+    ) -> AsyncIterator[AsyncIterator[FileChange]]:
+        async with (
+            self._files(sandbox_id, user) as files,
+            files.watch(path, recursive=recursive) as changes,
+        ):
+            yield changes
+
+    async def download(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
+        async with self._files(sandbox_id, user) as files:
+            async for chunk in files.download(path):
+                yield chunk
+
+    async def upload(
+        self, sandbox_id: str, path: str, archive: AsyncIterable[bytes], *, user: str | None = None
+    ) -> None:
+        async with self._files(sandbox_id, user) as files:
+            await files.upload(path, archive)
+
+    # -- the node ---------------------------------------------------------------------------------------------------
+
+    async def images(self) -> Sequence[ImageInfo]:
+        return self._core.parts.images.list()
+
+    async def capabilities(self) -> Sequence[CapabilityReport]:
+        return builtins.list(self._core.reports.values())
+
+    # -- getting at a sandbox ---------------------------------------------------------------------------------------
+
+    async def _ready(self, sandbox_id: str) -> Sandbox:
+        """Return the sandbox once it runs, resuming it when it is paused."""
+        self._core.check_open()
+        sandbox = self._core.registry.find(sandbox_id)
+        while sandbox.state is not SandboxState.READY:
+            if sandbox.state is SandboxState.PAUSED:
+                await lifetimes.resume(self._core, sandbox, self._lifetimes)
+            elif sandbox.state in (SandboxState.STOPPED, SandboxState.STOPPING, SandboxState.FAILED):
+                raise sandbox.unusable()
+            else:
+                await self._settled(sandbox)
+        return sandbox
+
+    async def _settled(self, sandbox: Sandbox) -> None:
+        """Wait for the change of state that is under way."""
+        async with sandbox.transition:
+            if sandbox.forgotten:
+                raise SandboxNotFoundError(f"the creation of {sandbox.sandbox_id} was undone")
+
+    @contextmanager
+    def _activity(self, sandbox: Sandbox) -> Iterator[None]:
+        """Count an operation: the sandbox is not idle while it runs, and idle from its end."""
+        sandbox.active += 1
+        try:
+            yield
+        finally:
+            sandbox.active -= 1
+            sandbox.idle_since_boot_s = self._core.now_boot_s()
+
+    @asynccontextmanager
+    async def _files(self, sandbox_id: str, user: str | None) -> AsyncIterator[FileAccess]:
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            generation: Generation = sandbox.running()
+            yield FileAccess(self._core, generation, user)
+
+
+async def _close_parts(parts: NodeParts) -> None:
+    with shielded(parts.settings.end_timeout_s, "closing the node"):
+        await parts.journal.close()
+        parts.layers.close()
+        await parts.runtime.close()

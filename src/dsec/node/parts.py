@@ -1,0 +1,42 @@
+"""What a node is made of."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsec.base.clock import Clock, SystemClock
+from dsec.base.ids import RandomBytes
+from dsec.images.port import ImageStore
+from dsec.node.host import HostProbe
+from dsec.node.settings import NodeSettings
+from dsec.runtimes.port import Runtime
+from dsec.state.port import WritableLayers
+from dsec.stores.port import Journal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """Everything that a node does not make itself. The node closes runtime, layers and journal when it is closed.
+
+    Attributes:
+        node_id: stands in every sandbox id this node makes.
+        runtime, layers, images, journal, host: the mechanisms.
+        settings: what can be set.
+        spool_dir: where the output of background processes is kept across restarts; None: in memory only.
+        clock, random_bytes: time and chance.
+        boot_id: which boot of the kernel this is.
+    """
+
+    node_id: str
+    runtime: Runtime
+    layers: WritableLayers
+    images: ImageStore
+    journal: Journal
+    host: HostProbe
+    settings: NodeSettings = field(default_factory=NodeSettings)
+    spool_dir: Path | None = None
+    clock: Clock = field(default_factory=SystemClock)
+    random_bytes: RandomBytes = os.urandom
+    boot_id: str = ""

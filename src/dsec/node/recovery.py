@@ -1,0 +1,165 @@
+"""Starting: bring what the journal promises and what the host holds back together.
+
+Every record leads to one of: adopted, failed, finished (a rollback), or cleared away. What no record claims is
+discarded. docs/formats/journal.md has the table.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+
+import msgspec
+import structlog
+
+from dsec.base.errors import DsecError, RuntimeFailedError
+from dsec.lifecycle.machine import Event
+from dsec.model.sandbox import SandboxState
+from dsec.node.core import Core, instance_name
+from dsec.node.ending import fail, take_apart, watch
+from dsec.node.lifetimes import Lifetimes
+from dsec.node.processes import take_over
+from dsec.node.rollback import checkpoint_prefix, make_layer, next_generation
+from dsec.node.sandbox import Generation, Sandbox
+from dsec.stores.port import ProcessRecord, SandboxRecord
+
+_log = structlog.get_logger(__name__)
+_NEVER_ACKNOWLEDGED = frozenset({SandboxState.PENDING, SandboxState.CREATING})
+_OVER = frozenset({SandboxState.STOPPED, SandboxState.FAILED})
+GONE = "its processes were gone when the node started"
+
+
+class Recovery:
+    """One start of a node."""
+
+    def __init__(self, core: Core, lifetimes: Lifetimes) -> None:
+        self._core = core
+        self._lifetimes = lifetimes
+        self._processes: dict[str, list[ProcessRecord]] = defaultdict(list)
+        self._instances: set[str] = set()
+        self._layers: set[str] = set()
+
+    async def run(self) -> None:
+        parts = self._core.parts
+        content = parts.journal.load()
+        for process in content.processes:
+            self._processes[process.sandbox_id].append(process)
+        self._instances = set(await parts.runtime.instances())
+        self._layers = set(parts.layers.names())
+        for record in content.sandboxes:
+            if record.state not in _OVER and record.state not in _NEVER_ACKNOWLEDGED:
+                self._core.slots.claim(record.slot)
+        for record in content.sandboxes:
+            await self._recover(record)
+        await self._discard_unclaimed()
+
+    async def _recover(self, record: SandboxRecord) -> None:
+        if record.state in _NEVER_ACKNOWLEDGED:
+            # Its instance and layer are claimed by nobody now.
+            await self._core.parts.journal.delete_sandbox(record.sandbox_id)
+            return
+        sandbox = Sandbox(record, self._core.now_boot_s())
+        sandbox.settled.set()
+        self._core.registry.add(sandbox)
+        if record.state in _OVER:
+            return
+        async with sandbox.transition:
+            if record.state is SandboxState.STOPPING:
+                await self._finish_stop(sandbox)
+                return
+            try:
+                await self._revive(sandbox)
+            except DsecError as error:
+                await self._give_up(sandbox, error)
+                return
+        watch(self._core, sandbox)
+        self._lifetimes.watch(sandbox)
+
+    async def _give_up(self, sandbox: Sandbox, error: DsecError) -> None:
+        """Fail a sandbox that cannot be adopted; that its remains resist must not keep the node from starting."""
+        _log.warning("adoption_failed", sandbox_id=sandbox.sandbox_id, error=str(error))
+        try:
+            await fail(self._core, sandbox, RuntimeFailedError(error.brief, detail=error.detail))
+        except DsecError as again:
+            _log.error("cleaning_up_failed", sandbox_id=sandbox.sandbox_id, error=str(again))
+
+    async def _finish_stop(self, sandbox: Sandbox) -> None:
+        await take_apart(self._core, sandbox, sandbox.unusable())
+        await self._core.parts.journal.delete_processes(sandbox.sandbox_id)
+        await self._core.move(sandbox, Event.STOPPED)
+
+    async def _revive(self, sandbox: Sandbox) -> None:
+        """Adopt a sandbox, or go the rest of the way of its rollback."""
+        prefix = checkpoint_prefix(sandbox.sandbox_id)
+        sandbox.checkpoints = {name for name in self._layers if name.startswith(prefix)}
+        if sandbox.state is SandboxState.ROLLING_BACK:
+            await self._finish_rollback(sandbox)
+        else:
+            await self._adopt(sandbox)
+        record = sandbox.record
+        self._instances.discard(instance_name(record.sandbox_id, record.generation))
+        self._layers -= {record.layer, *sandbox.checkpoints}
+
+    async def _adopt(self, sandbox: Sandbox) -> None:
+        core, record = self._core, sandbox.record
+        name = instance_name(record.sandbox_id, record.generation)
+        instance = await core.parts.runtime.adopt(name) if name in self._instances else None
+        if instance is None or record.layer not in self._layers:
+            raise RuntimeFailedError(GONE)
+        sandbox.generation = Generation(record, instance)
+        await self._adopt_processes(sandbox)
+        # The node may have died between an effect and its record: make it as recorded.
+        if record.state is SandboxState.PAUSED:
+            await instance.pause()
+        else:
+            await instance.resume()
+        if record.state is SandboxState.MIGRATING:
+            await core.move(sandbox, Event.MIGRATED)
+        if record.boot_id != core.parts.boot_id:
+            sandbox.record = msgspec.structs.replace(record, deadline_boot_s=self._new_deadline(record))
+
+    def _new_deadline(self, record: SandboxRecord) -> float | None:
+        """Boot time of another boot means nothing: let the maximum begin again."""
+        maximum_s = record.spec.lifetime.maximum_s
+        return None if maximum_s is None else self._core.now_boot_s() + maximum_s
+
+    async def _adopt_processes(self, sandbox: Sandbox) -> None:
+        """Find background processes again, and end the commands whose requests died with the earlier node."""
+        instance = sandbox.running().instance
+        records = [each for each in self._processes[sandbox.sandbox_id] if each.generation == sandbox.record.generation]
+        await instance.end_orphans(frozenset(record.process_id for record in records))
+        for record in sorted(records, key=lambda each: each.started_wall_s):
+            process = await instance.reattach(record.process_id) if record.status is None else None
+            await take_over(self._core, sandbox, record, process)
+
+    async def _finish_rollback(self, sandbox: Sandbox) -> None:
+        """Both generations may exist in part; the new one is made again from the beginning."""
+        core, old = self._core, sandbox.record
+        new = next_generation(old)
+        for generation in (old.generation, new.generation):
+            await core.parts.runtime.discard(instance_name(old.sandbox_id, generation))
+        core.parts.layers.discard(new.layer)
+        make_layer(core, old, new.layer)
+        await core.parts.journal.delete_processes(old.sandbox_id)
+        sandbox.generation = await core.launch(new)
+        await core.move(sandbox, Event.ROLLED_BACK, generation=new.generation, layer=new.layer, rollback_to=None)
+
+    async def _discard_unclaimed(self) -> None:
+        core = self._core
+        for name in sorted(self._instances):
+            await core.parts.runtime.discard(name)
+        for name in sorted(self._layers & core.parts.layers.names()):
+            core.parts.layers.discard(name)
+        if core.parts.spool_dir is not None and core.parts.spool_dir.is_dir():
+            self._discard_spools()
+
+    def _discard_spools(self) -> None:
+        assert self._core.parts.spool_dir is not None
+        kept = {
+            instance_name(sandbox.sandbox_id, sandbox.record.generation)
+            for sandbox in self._core.registry
+            if sandbox.generation is not None
+        }
+        for directory in self._core.parts.spool_dir.iterdir():
+            if directory.name not in kept:
+                shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,67 @@
+"""All sandboxes of the node, by id."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from dsec.base.errors import SandboxNotFoundError
+from dsec.model.sandbox import SandboxFilter, SandboxState
+from dsec.node.sandbox import Sandbox
+
+_REMEMBERED_IDS = 65_536
+_OVER = frozenset({SandboxState.STOPPED, SandboxState.FAILED})
+
+
+class Registry:
+    """Find sandboxes. Removed ids are remembered (the last 65,536), so that removing twice is removing once."""
+
+    def __init__(self, node_id: str) -> None:
+        self._own_prefix = f"sbx-{node_id}-"
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._removed: OrderedDict[str, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Sandbox]:
+        return iter(tuple(self._sandboxes.values()))
+
+    def add(self, sandbox: Sandbox) -> None:
+        self._sandboxes[sandbox.sandbox_id] = sandbox
+        self._removed.pop(sandbox.sandbox_id, None)
+
+    def get(self, sandbox_id: str) -> Sandbox | None:
+        return self._sandboxes.get(sandbox_id)
+
+    def find(self, sandbox_id: str) -> Sandbox:
+        """Return the sandbox. Raises `SandboxNotFoundError`."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is None:
+            raise SandboxNotFoundError(
+                f"this node has no sandbox {sandbox_id[:80]!r}", resolution="`dsec sandbox ls` shows those it has"
+            )
+        return sandbox
+
+    def forget(self, sandbox: Sandbox) -> None:
+        sandbox.forgotten = True
+        if self._sandboxes.get(sandbox.sandbox_id) is sandbox:
+            del self._sandboxes[sandbox.sandbox_id]
+        self._removed[sandbox.sandbox_id] = None
+        if len(self._removed) > _REMEMBERED_IDS:
+            self._removed.popitem(last=False)
+
+    def was_known(self, sandbox_id: str) -> bool:
+        """Whether this node once had the id: it removed it, or it names this node and so was made here."""
+        return sandbox_id in self._removed or sandbox_id.startswith(self._own_prefix)
+
+    def live_count(self) -> int:
+        return sum(1 for sandbox in self._sandboxes.values() if sandbox.state not in _OVER)
+
+    def select(self, query: SandboxFilter) -> list[Sandbox]:
+        """Return the sandboxes that fit, the oldest first."""
+        wanted = frozenset(query.states) or frozenset(SandboxState) - {SandboxState.STOPPED}
+        pairs = query.metadata.items()
+        found = [
+            sandbox
+            for sandbox in self._sandboxes.values()
+            if sandbox.state in wanted and pairs <= sandbox.record.spec.metadata.items()
+        ]
+        return sorted(found, key=lambda sandbox: (sandbox.record.created_wall_s, sandbox.sandbox_id))

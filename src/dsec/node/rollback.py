@@ -1,0 +1,123 @@
+"""Rollback: the next generation on a fresh writable layer, or on one that begins from a checkpoint.
+
+Order: the journal says `rolling_back`; the new layer is made; the old instance ends; the new one is launched; the
+journal says `ready`. Until the old instance ends everything can be undone; after that the way is only forward, and a
+node that died in between goes it when it starts again. The old layer is discarded in the background.
+"""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+
+from dsec.base.errors import DsecError, RuntimeFailedError, SandboxExitedError, SnapshotNotFoundError
+from dsec.base.ids import random_body
+from dsec.lifecycle.machine import Event
+from dsec.model.capability import Capability
+from dsec.model.sandbox import SandboxInfo, SandboxState
+from dsec.node.core import Core, instance_name
+from dsec.node.ending import end_use, fail, remove_spool, watch
+from dsec.node.sandbox import Sandbox
+from dsec.node.validation import require_capability
+from dsec.stores.port import SandboxRecord
+
+
+def checkpoint_prefix(sandbox_id: str) -> str:
+    """What the names of a sandbox's checkpoints begin with; the capital cannot stand in any sandbox id."""
+    return f"{sandbox_id}-C"
+
+
+async def checkpoint(core: Core, sandbox: Sandbox) -> str:
+    """Freeze a copy of the writable layer and return its name, for `rollback`."""
+    require_capability(Capability.CHECKPOINT, "a checkpoint", core.reports)
+    async with sandbox.transition:
+        sandbox.running()
+        name = checkpoint_prefix(sandbox.sandbox_id) + random_body(6, core.parts.random_bytes)
+        core.parts.layers.checkpoint(sandbox.record.layer, name)
+        sandbox.checkpoints.add(name)
+        return name
+
+
+async def rollback(core: Core, sandbox: Sandbox, snapshot: str | None) -> SandboxInfo:
+    """Roll back. It finishes although its caller is cancelled; only a stop ends it early."""
+    if snapshot is not None and snapshot not in sandbox.checkpoints:
+        raise SnapshotNotFoundError(f"{sandbox.sandbox_id} has no checkpoint {snapshot[:80]!r}")
+    async with sandbox.transition:
+        if sandbox.generation is None:
+            raise sandbox.unusable()
+        done = False
+        with anyio.CancelScope(shield=True) as scope:
+            scope.deadline = anyio.current_time() + core.settings.rollback_timeout_s
+            sandbox.transition_scope = scope
+            try:
+                await _roll_back(core, sandbox, snapshot)
+                done = True
+            finally:
+                sandbox.transition_scope = None
+        if not done:
+            await _fail(core, sandbox, RuntimeFailedError("its rollback was interrupted or took too long"))
+            raise sandbox.unusable()
+        return core.info(sandbox)
+
+
+async def _roll_back(core: Core, sandbox: Sandbox, snapshot: str | None) -> None:
+    if sandbox.state is SandboxState.PAUSED:
+        # A frozen instance is ended as it is; only the record passes through `ready`.
+        await core.move(sandbox, Event.RESUMED)
+    await core.move(sandbox, Event.ROLLBACK_BEGAN, rollback_to=snapshot)
+    old = sandbox.record
+    new = next_generation(old)
+    try:
+        make_layer(core, old, new.layer)
+    except DsecError:
+        # Nothing of the old generation was touched: the sandbox is what it was.
+        await core.move(sandbox, Event.ROLLED_BACK, rollback_to=None)
+        raise
+    try:
+        await _replace(core, sandbox, new)
+    except DsecError as error:
+        await _fail(core, sandbox, error)
+        raise
+    core.supervisor.start(f"discard {old.layer}", lambda: _discard(core, old))
+
+
+async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord) -> None:
+    old = sandbox.running()
+    end_use(sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was rolled back"))
+    await old.instance.terminate()
+    sandbox.generation = None
+    await core.parts.journal.delete_processes(sandbox.sandbox_id)
+    sandbox.generation = await core.launch(new)
+    await core.move(sandbox, Event.ROLLED_BACK, generation=new.generation, layer=new.layer, rollback_to=None)
+    watch(core, sandbox)
+
+
+def next_generation(old: SandboxRecord) -> SandboxRecord:
+    """The record of the generation that a rollback leads to."""
+    generation = old.generation + 1
+    return msgspec.structs.replace(old, generation=generation, layer=instance_name(old.sandbox_id, generation))
+
+
+def make_layer(core: Core, old: SandboxRecord, name: str) -> None:
+    """Make the writable layer of the next generation."""
+    quota_bytes = old.spec.resources.disk_bytes
+    if old.rollback_to is None:
+        core.parts.layers.create(name, quota_bytes=quota_bytes)
+    else:
+        core.parts.layers.branch(old.rollback_to, name, quota_bytes=quota_bytes)
+
+
+async def _discard(core: Core, old: SandboxRecord) -> None:
+    core.parts.layers.discard(old.layer)
+    remove_spool(core, old.sandbox_id, old.generation)
+
+
+async def _fail(core: Core, sandbox: Sandbox, error: DsecError) -> None:
+    """Fail a sandbox of which two generations may exist in part."""
+    record = sandbox.record
+    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + core.settings.end_timeout_s):
+        new = next_generation(record) if record.state is SandboxState.ROLLING_BACK else record
+        failure = error if isinstance(error, RuntimeFailedError) else RuntimeFailedError(error.brief)
+        await fail(core, sandbox, failure)
+        await core.parts.runtime.discard(instance_name(new.sandbox_id, new.generation))
+        core.parts.layers.discard(new.layer)

@@ -1,0 +1,186 @@
+"""A sandbox as the node holds it in memory: its record, the generation that runs, and who uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from signal import SIGKILL
+from typing import TYPE_CHECKING
+
+import anyio
+
+from dsec.base.errors import DsecError, InvalidStateError, error_from_code
+from dsec.model.sandbox import SandboxInfo, SandboxState
+from dsec.runtimes.port import Instance
+from dsec.stores.port import SandboxRecord
+
+_NEWS_OF_DEATH_S = 0.05
+
+if TYPE_CHECKING:
+    from dsec.node.processes import BackgroundProcess
+    from dsec.node.sessions import Session
+
+
+class Operation:
+    """A foreground operation that the end of its generation ends."""
+
+    __slots__ = ("error", "scope")
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self.scope = scope
+        self.error: DsecError | None = None
+
+    def interrupt(self, error: DsecError) -> None:
+        self.error = error
+        self.scope.cancel()
+
+
+class Generation:
+    """One launched instance with the settings that its commands start from."""
+
+    __slots__ = ("ended", "env", "error", "instance", "number", "operations", "user", "workdir")
+
+    def __init__(self, record: SandboxRecord, instance: Instance) -> None:
+        self.number = record.generation
+        self.instance = instance
+        self.env = _environment(record)
+        self.user = record.spec.user if record.spec.user is not None else record.image_config.user
+        self.workdir = record.spec.workdir if record.spec.workdir is not None else record.image_config.workdir
+        self.operations: set[Operation] = set()
+        self.error: DsecError | None = None
+        self.ended = anyio.Event()
+
+    @contextmanager
+    def operation(self, scope: anyio.CancelScope) -> Iterator[Operation]:
+        """Register a foreground operation while it runs in `scope`."""
+        operation = Operation(scope)
+        if self.error is not None:
+            raise self.error
+        self.operations.add(operation)
+        try:
+            yield operation
+        finally:
+            self.operations.discard(operation)
+
+    def interrupt(self, error: DsecError) -> None:
+        """End every foreground operation with `error`; the generation lives on."""
+        for operation in tuple(self.operations):
+            operation.interrupt(error)
+
+    def end(self, error: DsecError) -> None:
+        """End every foreground operation, and refuse new ones, with `error`."""
+        self.error = error
+        self.ended.set()
+        self.interrupt(error)
+
+    async def check_killed(self, signal: int | None) -> None:
+        """Tell a command that was killed from one that died with its sandbox.
+
+        The kernel ends the commands before it lets anyone see that the init is gone, so that after a SIGKILL we wait a
+        moment for that news.
+
+        Raises:
+            DsecError: what ended the generation.
+        """
+        if signal == SIGKILL and self.error is None:
+            with anyio.move_on_after(_NEWS_OF_DEATH_S):
+                await self.ended.wait()
+        if self.error is not None:
+            raise self.error
+
+
+def _environment(record: SandboxRecord) -> dict[str, str]:
+    env = {**record.image_config.env, **record.spec.env}
+    if record.spec.seed is not None:
+        env["DSEC_SEED"] = str(record.spec.seed)
+        env["PYTHONHASHSEED"] = str(record.spec.seed % 2**32)
+    return env
+
+
+class Sandbox:
+    """One sandbox.
+
+    Attributes:
+        record: what the journal says of it, but for a pause under way.
+        generation: the instance that runs; None while there is none.
+        transition: held by whoever changes the state.
+        transition_scope: cancelled by a stop, which waits for no other change of state.
+        settled: set once a creation ended, either way.
+        processes, sessions: background processes and shell sessions of this generation, by id.
+        checkpoints: names of its checkpoints.
+        active: operations under way; while there is one the sandbox is not idle.
+        idle_since_boot_s: when the last operation ended.
+        next_check_boot_s: when the timer looks at it next.
+        forgotten: it was removed, or its creation was undone.
+        watch_scope: ends the task that waits for the death of its init.
+    """
+
+    def __init__(self, record: SandboxRecord, now_boot_s: float) -> None:
+        self.record = record
+        self.generation: Generation | None = None
+        self.transition = anyio.Lock(fast_acquire=True)
+        self.transition_scope: anyio.CancelScope | None = None
+        self.settled = anyio.Event()
+        self.processes: dict[str, BackgroundProcess] = {}
+        self.sessions: dict[str, Session] = {}
+        self.checkpoints: set[str] = set()
+        self.active = 0
+        self.idle_since_boot_s = now_boot_s
+        self.next_check_boot_s: float | None = None
+        self.forgotten = False
+        self.watch_scope: anyio.CancelScope | None = None
+
+    @property
+    def sandbox_id(self) -> str:
+        return self.record.sandbox_id
+
+    @property
+    def state(self) -> SandboxState:
+        return self.record.state
+
+    def running(self) -> Generation:
+        """Return the generation that runs. Raises what an operation on a sandbox without one raises."""
+        if self.generation is None:
+            raise self.unusable()
+        return self.generation
+
+    def unusable(self) -> DsecError:
+        """The error of an operation that needs the sandbox running."""
+        record = self.record
+        if record.state is SandboxState.FAILED:
+            return error_from_code(
+                record.cause_code,
+                f"{record.sandbox_id} has failed: {record.cause}",
+                resolution="stop it and create another",
+            )
+        return InvalidStateError(
+            f"{record.sandbox_id} is {record.state.value}", detail=record.cause, resolution="create another sandbox"
+        )
+
+    def idle_due_boot_s(self) -> float | None:
+        timeout_s = self.record.spec.lifetime.idle_timeout_s
+        if timeout_s is None or self.state is SandboxState.PAUSED:
+            return None
+        return self.idle_since_boot_s + timeout_s
+
+    def due_boot_s(self) -> float | None:
+        """When its lifetime ends if nothing happens; None: never."""
+        dues = [due for due in (self.idle_due_boot_s(), self.record.deadline_boot_s) if due is not None]
+        return min(dues) if dues else None
+
+    def info(self, *, node: str, runtime: str, now_boot_s: float) -> SandboxInfo:
+        record = self.record
+        due = self.due_boot_s() if self.generation is not None else None
+        if due is not None and self.active and due != record.deadline_boot_s:
+            due = now_boot_s + (record.spec.lifetime.idle_timeout_s or 0.0)
+        return SandboxInfo(
+            sandbox_id=record.sandbox_id,
+            state=record.state,
+            spec=record.spec,
+            created_at_s=record.created_wall_s,
+            expires_in_s=None if due is None else max(0.0, due - now_boot_s),
+            generation=record.generation,
+            cause=record.cause,
+            node=node,
+            runtime=runtime,
+        )

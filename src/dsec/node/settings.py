@@ -1,0 +1,150 @@
+"""The node's settings: one table for the file, the environment, the command line and `dsec config show`.
+
+Each row of `SETTINGS` names a field of `NodeSettings` with its environment variable, unit and the reason for its
+default; the defaults themselves stand in the struct, once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsec.base.errors import InvalidRequestError
+from dsec.base.units import GIB, MIB, parse_duration, parse_size
+from dsec.model.value import Value
+
+
+class NodeSettings(Value, frozen=True):
+    """What can be set about a node.
+
+    Attributes:
+        state_dir: everything the node keeps; empty: see `default_state_dir`.
+        runtime: OCI runtime program, or ``memory``.
+        default_cpu_millis: processor time of a sandbox that asks for none, in thousandths of a core.
+        default_memory_bytes: memory of a sandbox that asks for none.
+        default_disk_bytes: writable layer of a sandbox that asks for none.
+        default_pids: processes and threads of a sandbox that asks for none.
+        default_open_files: open files of a process in a sandbox that asks for none.
+        maximum_sandboxes: live sandboxes on this node.
+        minimum_free_disk_bytes: below this much room nothing is created.
+        minimum_free_memory_bytes: below this much available memory nothing is created.
+        first_host_id: first host user id that sandboxes may use.
+        maximum_command_timeout_s: longest timeout of a command, and the timeout of one that asks for none.
+        maximum_output_limit_bytes: most output kept of one stream of one command.
+        maximum_processes_kept: background processes remembered in one sandbox.
+        maximum_sessions: open shell sessions in one sandbox.
+        end_timeout_s: longest wait for the processes of a sandbox to be gone.
+        rollback_timeout_s: longest rollback.
+    """
+
+    state_dir: str = ""
+    runtime: str = "crun"
+    default_cpu_millis: int = 1000
+    default_memory_bytes: int = 2 * GIB
+    default_disk_bytes: int = 2 * GIB
+    default_pids: int = 512
+    default_open_files: int = 65_536
+    maximum_sandboxes: int = 4096
+    minimum_free_disk_bytes: int = 1 * GIB
+    minimum_free_memory_bytes: int = 256 * MIB
+    first_host_id: int = 1 << 20
+    maximum_command_timeout_s: float = 86_400.0
+    maximum_output_limit_bytes: int = 64 * MIB
+    maximum_processes_kept: int = 256
+    maximum_sessions: int = 64
+    end_timeout_s: float = 60.0
+    rollback_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One row of the table: a field, where it can be set, and why its default is what it is."""
+
+    name: str
+    unit: str
+    reason: str
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return f"DSEC_{self.name.upper()}"
+
+    @property
+    def default(self) -> str | int | float:
+        value: str | int | float = getattr(NodeSettings(), self.name)
+        return value
+
+
+def _row(name: str, unit: str, reason: str) -> Setting:
+    return Setting(name=name, unit=unit, reason=reason)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    _row("state_dir", "path", "empty means /var/lib/dsec as root and ~/.local/share/dsec otherwise"),
+    _row("runtime", "name", "the fastest OCI runtime that was measured"),
+    _row("default_cpu_millis", "1/1000 core", "one core: what a small agent task uses"),
+    _row("default_memory_bytes", "bytes", "room for a test suite; a limit, not a reservation"),
+    _row("default_disk_bytes", "bytes", "room for packages and build output of one task"),
+    _row("default_pids", "processes", "more than a parallel build needs, far less than a fork bomb wants"),
+    _row("default_open_files", "files", "what build tools expect; bounded, since each costs kernel memory"),
+    _row("maximum_sandboxes", "sandboxes", "above the 3,200 that two cores and 24 GiB were shown to hold"),
+    _row("minimum_free_disk_bytes", "bytes", "the journal and running sandboxes must be able to go on writing"),
+    _row("minimum_free_memory_bytes", "bytes", "a creation on a host without memory kills somebody else's process"),
+    _row("first_host_id", "user id", "above the ids of users and of the usual /etc/subuid ranges' beginning"),
+    _row("maximum_command_timeout_s", "seconds", "every operation has a deadline; a day is the default lifetime"),
+    _row("maximum_output_limit_bytes", "bytes", "kept output is held in the node's memory"),
+    _row("maximum_processes_kept", "processes", "each keeps a buffer of its output"),
+    _row("maximum_sessions", "sessions", "each is a process of ours to read from"),
+    _row("end_timeout_s", "seconds", "the kernel ends processes in milliseconds; more means that it is stuck"),
+    _row("rollback_timeout_s", "seconds", "as long as a creation may take"),
+)
+
+
+def default_state_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where a node keeps its state when nothing is set."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/dsec")
+    data = environment.get("XDG_DATA_HOME") or str(Path(environment.get("HOME", "/")) / ".local" / "share")
+    return Path(data) / "dsec"
+
+
+def settings_from(values: Mapping[str, str]) -> NodeSettings:
+    """Build settings from texts by field name; what is absent keeps its default.
+
+    Raises:
+        InvalidRequestError: a name is unknown or a text does not parse; names both.
+    """
+    known = {setting.name: setting for setting in SETTINGS}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise InvalidRequestError(f"there is no setting {unknown[0]!r}", resolution=f"known: {', '.join(known)}")
+    parsed = {name: _parse(known[name], text) for name, text in values.items()}
+    return msgspec.structs.replace(NodeSettings(), **parsed)
+
+
+def environment_values(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts that the environment sets, by field name."""
+    return {row.name: environment[row.variable] for row in SETTINGS if environment.get(row.variable)}
+
+
+def _parse(setting: Setting, text: str) -> str | int | float:
+    if isinstance(setting.default, str):
+        return text
+    if setting.unit == "bytes":
+        return _positive(setting, parse_size(text), text)
+    if isinstance(setting.default, float):
+        return _positive(setting, parse_duration(text), text)
+    if not text.strip().isdigit():
+        raise InvalidRequestError(f"{setting.name} must be a whole number, not {text!r}")
+    return _positive(setting, int(text), text)
+
+
+def _positive(setting: Setting, value: float, text: str) -> float:
+    zero_is_meant = setting.name.startswith("minimum_")
+    if value < 0 or (value == 0 and not zero_is_meant):
+        raise InvalidRequestError(f"{setting.name} must be above zero, not {text!r}")
+    return value

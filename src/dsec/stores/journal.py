@@ -1,0 +1,200 @@
+"""The journal in SQLite.
+
+One thread owns the connection. Writes are queued to it; it takes all that wait, applies them in order in one
+transaction, and tells the event loop once. A burst of creations thus shares its commits, and the event loop never
+waits for a disk.
+
+The database is in WAL mode with ``synchronous=NORMAL``: a commit is in the kernel's page cache when it returns, which
+survives the death of any process. After a loss of power the last commits may be missing while the database stays
+whole; that is enough, since no instance outlives the kernel that runs it.
+Source: https://www.sqlite.org/wal.html, https://www.sqlite.org/pragma.html#pragma_synchronous.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from dsec.base.errors import DsecError, HostDiskFullError, NodeUnavailableError, StateCorruptedError
+from dsec.stores.port import JournalContent, ProcessRecord, SandboxRecord
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE sandbox (sandbox_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE process (
+    sandbox_id TEXT NOT NULL, process_id TEXT NOT NULL, record BLOB NOT NULL, PRIMARY KEY (sandbox_id, process_id)
+) WITHOUT ROWID;
+"""
+_PUT_SANDBOX = "INSERT OR REPLACE INTO sandbox VALUES (?, ?)"
+_PUT_PROCESS = "INSERT OR REPLACE INTO process VALUES (?, ?, ?)"
+_DELETE_SANDBOX = "DELETE FROM sandbox WHERE sandbox_id = ?"
+_DELETE_PROCESSES = "DELETE FROM process WHERE sandbox_id = ?"
+
+_Statement = tuple[str, tuple[str | bytes, ...]]
+_Record = TypeVar("_Record", SandboxRecord, ProcessRecord)
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Write:
+    """Statements of one caller, and where to tell that they are committed."""
+
+    statements: tuple[_Statement, ...]
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[None]
+
+
+class SqliteJournal:
+    """A `Journal` in one SQLite file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the journal.
+
+        Raises:
+            StateCorruptedError: the file is no journal, or is one of a newer version.
+        """
+        self._path = path
+        self._connection = self._connect()
+        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="journal", daemon=True)
+        self._thread.start()
+
+    def load(self) -> JournalContent:
+        try:
+            sandboxes = self._connection.execute("SELECT record FROM sandbox ORDER BY sandbox_id").fetchall()
+            processes = self._connection.execute("SELECT record FROM process ORDER BY process_id").fetchall()
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        return JournalContent(
+            sandboxes=tuple(self._decode(row[0], SandboxRecord) for row in sandboxes),
+            processes=tuple(self._decode(row[0], ProcessRecord) for row in processes),
+        )
+
+    async def put_sandbox(self, record: SandboxRecord) -> None:
+        await self._write((_PUT_SANDBOX, (record.sandbox_id, _encode(record))))
+
+    async def delete_sandbox(self, sandbox_id: str) -> None:
+        await self._write((_DELETE_SANDBOX, (sandbox_id,)), (_DELETE_PROCESSES, (sandbox_id,)))
+
+    async def put_process(self, record: ProcessRecord) -> None:
+        await self._write((_PUT_PROCESS, (record.sandbox_id, record.process_id, _encode(record))))
+
+    async def delete_processes(self, sandbox_id: str) -> None:
+        await self._write((_DELETE_PROCESSES, (sandbox_id,)))
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._writes.put(None)
+        # The thread has at most one batch before it, milliseconds of work; it holds the loop so that closing is
+        # certain.
+        self._thread.join()
+
+    async def _write(self, *statements: _Statement) -> None:
+        if self._closed:
+            raise NodeUnavailableError("the journal is closed")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._writes.put(_Write(statements, loop, done))
+        await done
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        open_ = True
+        while open_:
+            batch = [self._writes.get()]
+            while not self._writes.empty():
+                batch.append(self._writes.get())
+            open_ = None not in batch
+            writes = [write for write in batch if write is not None]
+            if writes:
+                _tell(writes, self._commit(writes))
+        self._connection.close()
+
+    def _commit(self, writes: list[_Write]) -> DsecError | None:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for write in writes:
+                for text, values in write.statements:
+                    self._connection.execute(text, values)
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            return self._translated(error)
+        return None
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            self._prepare(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._translated(error) from error
+        except StateCorruptedError:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if version > SCHEMA_VERSION:
+            raise StateCorruptedError(
+                f"{self._path} has version {version}; this program knows versions up to {SCHEMA_VERSION}",
+                resolution="use the newer program that wrote it, or another state directory",
+            )
+        if version == 0:
+            connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+
+    def _decode(self, data: bytes, kind: type[_Record]) -> _Record:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StateCorruptedError(
+                f"{self._path} holds a record that cannot be read", detail=f"{error}: {data[:200]!r}"
+            ) from error
+
+    def _translated(self, error: sqlite3.Error) -> DsecError:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return HostDiskFullError(f"{self._path} cannot grow: the disk is full", detail=str(error))
+        return StateCorruptedError(
+            f"{self._path} is not a usable journal", detail=str(error), resolution="restore it or move it away"
+        )
+
+
+def _tell(writes: list[_Write], error: DsecError | None) -> None:
+    """Resolve the futures of one batch, with one wake-up for each event loop."""
+    loops = {write.loop for write in writes}
+    for loop in loops:
+        mine = [write.done for write in writes if write.loop is loop]
+        try:
+            loop.call_soon_threadsafe(_resolve, mine, error)
+        except RuntimeError:
+            # The loop was closed meanwhile: nobody waits there any more.
+            continue
+
+
+def _resolve(futures: list[asyncio.Future[None]], error: DsecError | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)

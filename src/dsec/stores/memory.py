@@ -1,0 +1,33 @@
+"""A journal in memory: the fake that tests restart nodes on."""
+
+from __future__ import annotations
+
+from dsec.stores.port import JournalContent, ProcessRecord, SandboxRecord
+
+
+class MemoryJournal:
+    """A `Journal` that lives as long as this object; closing it loses nothing."""
+
+    def __init__(self) -> None:
+        self._sandboxes: dict[str, SandboxRecord] = {}
+        self._processes: dict[tuple[str, str], ProcessRecord] = {}
+
+    def load(self) -> JournalContent:
+        return JournalContent(sandboxes=tuple(self._sandboxes.values()), processes=tuple(self._processes.values()))
+
+    async def put_sandbox(self, record: SandboxRecord) -> None:
+        self._sandboxes[record.sandbox_id] = record
+
+    async def delete_sandbox(self, sandbox_id: str) -> None:
+        self._sandboxes.pop(sandbox_id, None)
+        await self.delete_processes(sandbox_id)
+
+    async def put_process(self, record: ProcessRecord) -> None:
+        self._processes[record.sandbox_id, record.process_id] = record
+
+    async def delete_processes(self, sandbox_id: str) -> None:
+        for key in [key for key in self._processes if key[0] == sandbox_id]:
+            del self._processes[key]
+
+    async def close(self) -> None:
+        """Nothing is held."""

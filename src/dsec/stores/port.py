@@ -1,0 +1,111 @@
+"""The port of the journal: what a node promised, in a form that survives its death.
+
+Contract of every driver:
+
+- A write that returned survives `kill -9` of the process. Writes become visible in the order in which they were asked
+  for.
+- Cancelling a write does not take it back.
+- `load` is read once, at the start, and returns what the last writes left.
+- What cannot be understood raises `StateCorruptedError`, and nothing is changed then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dsec.model.image import ImageConfig
+from dsec.model.process import ExitStatus
+from dsec.model.sandbox import SandboxSpec, SandboxState
+from dsec.model.value import Value
+
+
+class SandboxRecord(Value, frozen=True):
+    """One sandbox as the journal knows it (docs/formats/journal.md).
+
+    Attributes:
+        sandbox_id: its id.
+        state: its state; a state that ends in "ing" says that an effect may be half done.
+        requested: the spec as the caller sent it; what an idempotent create compares.
+        spec: the spec with the node's defaults.
+        image_config: settings of the image at creation.
+        layer_paths: read-only layers from the lowest up; kept, since an image's name may move.
+        generation: number of the instance; while rolling back that of the old one.
+        slot: number of its range of host ids.
+        layer: name of the writable layer; while rolling back that of the old one.
+        rollback_to: the checkpoint that a rollback under way begins from; None: clean.
+        created_wall_s: when, for people.
+        boot_id: the boot in which the deadline below means something.
+        deadline_boot_s: end of the maximum lifetime in boot time; None: never.
+        cause: why it failed or stopped.
+        cause_code: code of the error that operations on a failed sandbox raise.
+    """
+
+    sandbox_id: str
+    state: SandboxState
+    requested: SandboxSpec
+    spec: SandboxSpec
+    image_config: ImageConfig = ImageConfig()
+    layer_paths: tuple[str, ...] = ()
+    generation: int = 0
+    slot: int = 0
+    layer: str = ""
+    rollback_to: str | None = None
+    created_wall_s: float = 0.0
+    boot_id: str = ""
+    deadline_boot_s: float | None = None
+    cause: str = ""
+    cause_code: str = ""
+
+
+class ProcessRecord(Value, frozen=True):
+    """One background process as the journal knows it.
+
+    Attributes:
+        sandbox_id, process_id: whose it is, and its id.
+        generation: the generation it belongs to.
+        argv: what was run; undecodable bytes replaced.
+        started_wall_s: when, for people.
+        deadline_boot_s: when its tree is killed, in boot time; None: never.
+        output_limit_bytes: kept per stream.
+        status: how it ended, once that was seen.
+    """
+
+    sandbox_id: str
+    process_id: str
+    generation: int
+    argv: tuple[str, ...]
+    started_wall_s: float
+    deadline_boot_s: float | None
+    output_limit_bytes: int
+    status: ExitStatus | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalContent:
+    """Everything that a journal holds."""
+
+    sandboxes: tuple[SandboxRecord, ...]
+    processes: tuple[ProcessRecord, ...]
+
+
+class Journal(Protocol):
+    """The journal of one node."""
+
+    def load(self) -> JournalContent:
+        """Read everything. Blocks; called once at the start."""
+
+    async def put_sandbox(self, record: SandboxRecord) -> None:
+        """Write a sandbox, replacing what had its id."""
+
+    async def delete_sandbox(self, sandbox_id: str) -> None:
+        """Forget a sandbox and its processes. Idempotent."""
+
+    async def put_process(self, record: ProcessRecord) -> None:
+        """Write a background process, replacing what had its ids."""
+
+    async def delete_processes(self, sandbox_id: str) -> None:
+        """Forget the processes of a sandbox. Idempotent."""
+
+    async def close(self) -> None:
+        """Finish what was asked for and let go. Idempotent."""

@@ -1,0 +1,99 @@
+"""A node over the in-memory fakes, for tests of everything that drives one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsec.base.clock import Clock, ManualClock
+from dsec.base.units import GIB
+from dsec.images.memory import MemoryImages
+from dsec.images.port import ImageStore
+from dsec.node.node import Node
+from dsec.node.parts import NodeParts
+from dsec.node.settings import NodeSettings
+from dsec.runtimes.memory import MemoryRuntime
+from dsec.runtimes.port import Runtime
+from dsec.state.memory import MemoryWritableLayers
+from dsec.state.port import WritableLayers
+from dsec.stores.memory import MemoryJournal
+from dsec.stores.port import Journal
+
+
+@dataclass(slots=True)
+class FakeHost:
+    """A `HostProbe` that says what it is told to."""
+
+    disk_bytes: int = 100 * GIB
+    memory_bytes: int = 16 * GIB
+
+    def free_disk_bytes(self) -> int:
+        return self.disk_bytes
+
+    def free_memory_bytes(self) -> int:
+        return self.memory_bytes
+
+
+class CountingBytes:
+    """A random source that repeats itself in every run: ids differ, and are the same each time."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, length: int) -> bytes:
+        self._count += 1
+        return self._count.to_bytes(8, "little").ljust(length, b"\0")[:length]
+
+
+@dataclass(slots=True)
+class MemoryHost:
+    """A host of fakes, on which one node after another can run.
+
+    Attributes:
+        runtime, layers, images, journal, host, clock: the fakes; they outlive every node.
+        spool_dir: None, or where nodes keep the output of background processes.
+    """
+
+    runtime: MemoryRuntime = field(default_factory=MemoryRuntime)
+    images: MemoryImages = field(default_factory=MemoryImages)
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
+    host: FakeHost = field(default_factory=FakeHost)
+    clock: ManualClock = field(default_factory=ManualClock)
+    settings: NodeSettings = field(default_factory=lambda: NodeSettings(runtime="memory"))
+    spool_dir: Path | None = None
+    random_bytes: CountingBytes = field(default_factory=CountingBytes)
+    layers: MemoryWritableLayers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layers = MemoryWritableLayers(self.runtime.contents, self.runtime.quotas)
+
+    def parts(
+        self,
+        *,
+        runtime: Runtime | None = None,
+        layers: WritableLayers | None = None,
+        images: ImageStore | None = None,
+        journal: Journal | None = None,
+        clock: Clock | None = None,
+    ) -> NodeParts:
+        """Return parts of a node on this host; tests replace some of them."""
+        return NodeParts(
+            node_id="test0",
+            runtime=runtime or self.runtime,
+            layers=layers or self.layers,
+            images=images or self.images,
+            journal=journal or self.journal,
+            host=self.host,
+            settings=self.settings,
+            spool_dir=self.spool_dir,
+            clock=clock or self.clock,
+            random_bytes=self.random_bytes,
+            boot_id="boot-1",
+        )
+
+    @asynccontextmanager
+    async def node(self) -> AsyncIterator[Node]:
+        async with Node.open(self.parts()) as node:
+            yield node
