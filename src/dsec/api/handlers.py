@@ -1,0 +1,253 @@
+"""What each route does: one short function per operation, from a decoded `Call` to the service.
+
+Value handlers return what is to be encoded (None: nothing); octet handlers return an iterator of bytes; event handlers
+are context managers around an iterator of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dsec import __version__
+from dsec.api import wire
+from dsec.api.openapi import document
+from dsec.api.routes import METADATA_PREFIX
+from dsec.base.errors import InvalidRequestError
+from dsec.model.sandbox import SandboxFilter
+from dsec.service.port import CommandStream, SandboxService
+
+
+@dataclass(slots=True)
+class Call:
+    """One request: the service, path parameters, query and body, all decoded."""
+
+    service: SandboxService
+    path: dict[str, str]
+    query: Any = None
+    body: Any = None
+
+    @property
+    def sandbox_id(self) -> str:
+        return self.path["sandbox_id"]
+
+
+async def health(call: Call) -> object:
+    return wire.Health(status="ok", version=__version__)
+
+
+async def openapi(call: Call) -> object:
+    return document()
+
+
+async def images(call: Call) -> object:
+    return await call.service.images()
+
+
+async def capabilities(call: Call) -> object:
+    return await call.service.capabilities()
+
+
+async def create(call: Call) -> object:
+    body: wire.CreateRequest = call.body
+    return await call.service.create(body.spec, sandbox_id=body.sandbox_id, timeout_s=body.timeout_s)
+
+
+async def list_sandboxes(call: Call) -> object:
+    return await call.service.list(call.query)
+
+
+async def inspect(call: Call) -> object:
+    return await call.service.inspect(call.sandbox_id)
+
+
+async def remove(call: Call) -> None:
+    await call.service.remove(call.sandbox_id)
+
+
+async def statistics(call: Call) -> object:
+    return await call.service.statistics(call.sandbox_id)
+
+
+async def extend(call: Call) -> object:
+    return await call.service.extend(call.sandbox_id, call.body)
+
+
+async def pause(call: Call) -> object:
+    return await call.service.pause(call.sandbox_id)
+
+
+async def resume(call: Call) -> object:
+    return await call.service.resume(call.sandbox_id)
+
+
+async def rollback(call: Call) -> object:
+    return await call.service.rollback(call.sandbox_id, snapshot=call.body.snapshot)
+
+
+async def end_processes(call: Call) -> None:
+    await call.service.end_processes(call.sandbox_id)
+
+
+async def stop(call: Call) -> object:
+    return await call.service.stop(call.sandbox_id)
+
+
+async def run(call: Call) -> object:
+    return await call.service.run(call.path["sandbox_id"], call.body)
+
+
+async def start_process(call: Call) -> object:
+    return await call.service.start_process(call.sandbox_id, call.body)
+
+
+async def list_processes(call: Call) -> object:
+    return await call.service.list_processes(call.sandbox_id)
+
+
+async def wait_process(call: Call) -> object:
+    timeout_s = call.body.timeout_s
+    return await call.service.wait_process(call.sandbox_id, call.path["process_id"], timeout_s=timeout_s)
+
+
+async def signal_process(call: Call) -> None:
+    await call.service.signal_process(call.sandbox_id, call.path["process_id"], call.body.number)
+
+
+async def open_session(call: Call) -> object:
+    return await call.service.open_session(call.sandbox_id, call.body)
+
+
+async def run_in_session(call: Call) -> object:
+    return await call.service.run_in_session(call.sandbox_id, call.path["session_id"], call.body)
+
+
+async def close_session(call: Call) -> None:
+    await call.service.close_session(call.sandbox_id, call.path["session_id"])
+
+
+async def write_file(call: Call) -> object:
+    query = call.query
+    return await call.service.write_file(
+        call.sandbox_id,
+        query.path,
+        call.body,
+        append=query.append,
+        permissions=int(query.permissions, 8),
+        user=query.user,
+    )
+
+
+async def remove_file(call: Call) -> None:
+    query = call.query
+    await call.service.remove_file(call.sandbox_id, query.path, recursive=query.recursive, user=query.user)
+
+
+async def stat_file(call: Call) -> object:
+    return await call.service.stat_file(call.sandbox_id, call.query.path, user=call.query.user)
+
+
+async def list_files(call: Call) -> object:
+    query = call.query
+    return await call.service.list_files(call.sandbox_id, query.path, depth=query.depth, user=query.user)
+
+
+async def make_directory(call: Call) -> object:
+    created = await call.service.make_directory(call.sandbox_id, call.query.path, user=call.query.user)
+    return wire.DirectoryMade(created=created)
+
+
+async def move_file(call: Call) -> None:
+    query = call.query
+    await call.service.move_file(call.sandbox_id, query.source, query.target, user=query.user)
+
+
+async def upload(call: Call) -> None:
+    await call.service.upload(call.sandbox_id, call.query.path, call.body, user=call.query.user)
+
+
+def read_file(call: Call) -> AsyncIterator[bytes]:
+    return call.service.read_file(call.sandbox_id, call.query.path, user=call.query.user)
+
+
+def download(call: Call) -> AsyncIterator[bytes]:
+    return call.service.download(call.sandbox_id, call.query.path, user=call.query.user)
+
+
+async def _command_events(command: CommandStream) -> AsyncIterator[object]:
+    yield wire.StartedEvent(process_id=command.process_id)
+    async for event in command:
+        yield event
+
+
+@asynccontextmanager
+async def stream(call: Call) -> AsyncIterator[AsyncIterator[object]]:
+    if call.body.keep_stdin_open:
+        raise InvalidRequestError(
+            "a stream cannot take input after its start", resolution="use the WebSocket at .../terminal"
+        )
+    async with call.service.stream(call.sandbox_id, call.body) as command:
+        yield _command_events(command)
+
+
+@asynccontextmanager
+async def process_events(call: Call) -> AsyncIterator[AsyncIterator[object]]:
+    async with call.service.attach(call.sandbox_id, call.path["process_id"]) as command:
+        yield _command_events(command)
+
+
+@asynccontextmanager
+async def watch_files(call: Call) -> AsyncIterator[AsyncIterator[object]]:
+    query = call.query
+    watch = call.service.watch_files(call.sandbox_id, query.path, recursive=query.recursive, user=query.user)
+    async with watch as changes:
+
+        async def events() -> AsyncIterator[object]:
+            yield wire.WatchingEvent()
+            async for change in changes:
+                yield wire.ChangeEvent(change=change)
+
+        yield events()
+
+
+VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
+    "list": list_sandboxes,
+    **{
+        handler.__name__: handler
+        for handler in (
+            health, openapi, images, capabilities, create, inspect, remove, statistics, extend, pause, resume, rollback,
+            end_processes, stop, run, start_process, list_processes, wait_process, signal_process, open_session,
+            run_in_session, close_session, write_file, remove_file, stat_file, list_files, make_directory, move_file,
+            upload,
+        )
+    },
+}  # fmt: skip
+OCTET_HANDLERS: Mapping[str, Callable[[Call], AsyncIterator[bytes]]] = {"read_file": read_file, "download": download}
+EVENT_HANDLERS: Mapping[str, Callable[[Call], AbstractAsyncContextManager[AsyncIterator[object]]]] = {
+    "stream": stream,
+    "process_events": process_events,
+    "watch_files": watch_files,
+}
+
+
+def filter_of(pairs: list[tuple[str, str]]) -> SandboxFilter:
+    """Build the filter of a listing from its query.
+
+    Raises:
+        InvalidRequestError: a parameter is unknown or names no state.
+    """
+    metadata: dict[str, str] = {}
+    states: list[str] = []
+    for key, value in pairs:
+        if key.startswith(METADATA_PREFIX):
+            metadata[key.removeprefix(METADATA_PREFIX)] = value
+        elif key == "state":
+            states.append(value)
+        else:
+            raise InvalidRequestError(f"unknown query parameter `{key}`", resolution="use state or metadata.KEY")
+    query: SandboxFilter = wire.decode(
+        wire.encode({"metadata": metadata, "states": states}, msgpack=True), SandboxFilter, msgpack=True
+    )
+    return query

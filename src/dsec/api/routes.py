@@ -1,0 +1,250 @@
+"""The one table of routes. The server's router, the OpenAPI document and the client's paths all come from it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import msgspec
+
+from dsec.api import wire
+from dsec.api.wire import invalid_body
+from dsec.model.capability import CapabilityReport
+from dsec.model.files import FileInfo
+from dsec.model.image import ImageInfo
+from dsec.model.process import CommandRequest, CommandResult, ProcessInfo, SessionCommand, SessionInfo, SessionRequest
+from dsec.model.sandbox import Lifetime, SandboxInfo, SandboxState, SandboxStats
+from dsec.model.value import Value
+
+QUICK_S = 60.0
+"""Deadline of an operation that has no duration of its own; a body's `timeout_s` is added to it."""
+TRANSFER_S = 3600.0
+"""Deadline of a file or archive transfer."""
+STREAM_S = 86_400.0
+"""Deadline of a stream that has no end of its own (attach, watch) and of a command without a timeout."""
+
+
+METADATA_PREFIX = "metadata."
+"""Begins the query parameters that filter a listing by metadata."""
+
+
+class Carry(enum.Enum):
+    """How a body travels."""
+
+    VALUE = "value"
+    EVENTS = "events"
+    OCTETS = "octets"
+    TAR = "tar"
+    SOCKET = "socket"
+
+
+class PathQuery(Value, frozen=True):
+    """A path in the sandbox, and as whom to touch it (None: the sandbox's default user)."""
+
+    path: str
+    user: str | None = None
+
+
+class WriteQuery(PathQuery, frozen=True):
+    """`permissions` are octal digits, such as ``644``."""
+
+    append: bool = False
+    permissions: Annotated[str, msgspec.Meta(pattern="^[0-7]{3,4}$")] = "644"
+
+
+class RemoveQuery(PathQuery, frozen=True):
+    recursive: bool = False
+
+
+class ListQuery(PathQuery, frozen=True):
+    depth: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+
+
+class WatchQuery(PathQuery, frozen=True):
+    recursive: bool = False
+
+
+class MoveQuery(Value, frozen=True):
+    source: str
+    target: str
+    user: str | None = None
+
+
+class FilterQuery(Value, frozen=True):
+    """`state` may be repeated; further parameters are ``metadata.KEY=VALUE``."""
+
+    state: tuple[SandboxState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One operation.
+
+    Attributes:
+        name: of the operation; the server's handler and OpenAPI's `operationId`.
+        method, path: as in HTTP; ``{...}`` are path parameters.
+        summary: one line for the document.
+        query: struct of the query parameters.
+        body: type of the request body, for `Carry.VALUE`.
+        body_carry: how the request body travels.
+        result: type of the answer (for events: of one event).
+        result_carry: how the answer travels.
+        status: of success.
+        deadline_s: seconds until the server gives up; a body's `timeout_s` is added.
+        ends_with_client: the operation is cancelled when its client goes away.
+        public: needs no token.
+    """
+
+    name: str
+    method: str
+    path: str
+    summary: str
+    query: type[Value] | None = None
+    body: Any = None
+    body_carry: Carry = Carry.VALUE
+    result: Any = None
+    result_carry: Carry = Carry.VALUE
+    status: int = 200
+    deadline_s: float = QUICK_S
+    ends_with_client: bool = False
+    public: bool = False
+
+    def target(self, query: Iterable[tuple[str, str]] = (), **parameters: str) -> str:
+        """Return the request target: path parameters filled in, query percent-encoded byte by byte."""
+        path = self.path
+        for name, value in parameters.items():
+            path = path.replace("{" + name + "}", percent_encode(value))
+        pairs = "&".join(f"{percent_encode(key)}={percent_encode(value)}" for key, value in query)
+        return f"{path}?{pairs}" if pairs else path
+
+
+def percent_encode(text: str) -> str:
+    """Percent-encode the bytes of `text`; surrogate escapes stand for bytes that are not UTF-8."""
+    return quote_from_bytes(text.encode("utf-8", "surrogateescape"), safe="/")
+
+
+def parse_query(query: bytes) -> list[tuple[str, str]]:
+    """Split a query string. ``+`` is a space; bytes that are not UTF-8 become surrogate escapes."""
+    pairs = []
+    for part in query.split(b"&"):
+        if part:
+            key, _, value = part.partition(b"=")
+            pairs.append((_unquote(key), _unquote(value)))
+    return pairs
+
+
+def _unquote(data: bytes) -> str:
+    return unquote_to_bytes(data.replace(b"+", b" ")).decode("utf-8", "surrogateescape")
+
+
+def convert_query(kind: type[Value], pairs: Iterable[tuple[str, str]]) -> Any:
+    """Build the query struct.
+
+    Raises:
+        InvalidRequestError: a parameter is unknown, missing, repeated or malformed; it is named.
+    """
+    values: dict[str, str] = {}
+    for key, value in pairs:
+        if key in values:
+            raise invalid_body(ValueError(f"query parameter `{key}` is repeated"))
+        values[key] = value
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_body(error) from error
+
+
+_SANDBOX = "/v1/sandboxes/{sandbox_id}"
+_PROCESS = _SANDBOX + "/processes/{process_id}"
+_SESSION = _SANDBOX + "/sessions/{session_id}"
+_EVENTS, _OCTETS, _TAR, _SOCKET = Carry.EVENTS, Carry.OCTETS, Carry.TAR, Carry.SOCKET
+
+_TABLE: tuple[Route, ...] = (
+    Route(name="health", method="GET", path="/v1/health", summary="Say that the server answers.",
+          result=wire.Health, public=True),
+    Route(name="openapi", method="GET", path="/v1/openapi.json", summary="This document.",
+          result=dict[str, Any], public=True),
+    Route(name="images", method="GET", path="/v1/images", summary="List the images.", result=list[ImageInfo]),
+    Route(name="capabilities", method="GET", path="/v1/capabilities", summary="Say what the node can enforce.",
+          result=list[CapabilityReport]),
+    Route(name="create", method="POST", path="/v1/sandboxes",
+          summary="Create a sandbox; the same sandbox_id and spec return the same sandbox.",
+          body=wire.CreateRequest, result=SandboxInfo, status=201, ends_with_client=True),
+    Route(name="list", method="GET", path="/v1/sandboxes",
+          summary="List sandboxes; filter by `state` and `metadata.KEY`.",
+          query=FilterQuery, result=list[SandboxInfo]),
+    Route(name="inspect", method="GET", path=_SANDBOX, summary="Describe a sandbox.", result=SandboxInfo),
+    Route(name="remove", method="DELETE", path=_SANDBOX, summary="Stop a sandbox and forget it.", status=204),
+    Route(name="statistics", method="GET", path=_SANDBOX + "/statistics", summary="Read what a sandbox uses.",
+          result=SandboxStats),
+    Route(name="extend", method="PUT", path=_SANDBOX + "/lifetime", summary="Replace the lifetime.",
+          body=Lifetime, result=SandboxInfo),
+    Route(name="pause", method="POST", path=_SANDBOX + "/pause", summary="Freeze a sandbox.", result=SandboxInfo),
+    Route(name="resume", method="POST", path=_SANDBOX + "/resume", summary="Thaw a sandbox.", result=SandboxInfo),
+    Route(name="rollback", method="POST", path=_SANDBOX + "/rollback",
+          summary="Return to the clean state, or to a checkpoint.", body=wire.RollbackRequest, result=SandboxInfo),
+    Route(name="end_processes", method="POST", path=_SANDBOX + "/end-processes",
+          summary="Kill every command, session and daemon; files stay.", status=204),
+    Route(name="stop", method="POST", path=_SANDBOX + "/stop", summary="Destroy a sandbox; its record stays.",
+          result=SandboxInfo),
+    Route(name="run", method="POST", path=_SANDBOX + "/run", summary="Run a command to its end.",
+          body=CommandRequest, result=CommandResult, ends_with_client=True),
+    Route(name="stream", method="POST", path=_SANDBOX + "/stream", summary="Run a command and hear it as it goes.",
+          body=CommandRequest, result=wire.CommandEvent, result_carry=_EVENTS, ends_with_client=True),
+    Route(name="terminal", method="GET", path=_SANDBOX + "/terminal",
+          summary="Run a command over a WebSocket, with input, signals and resizing.",
+          result_carry=_SOCKET, deadline_s=STREAM_S, ends_with_client=True),
+    Route(name="start_process", method="POST", path=_SANDBOX + "/processes", summary="Start a background process.",
+          body=CommandRequest, result=ProcessInfo, status=201),
+    Route(name="list_processes", method="GET", path=_SANDBOX + "/processes", summary="List background processes.",
+          result=list[ProcessInfo]),
+    Route(name="process_events", method="GET", path=_PROCESS + "/events",
+          summary="Hear a background process: first its buffer, then what comes.",
+          result=wire.CommandEvent, result_carry=_EVENTS, deadline_s=STREAM_S, ends_with_client=True),
+    Route(name="attach", method="GET", path=_PROCESS + "/attach",
+          summary="Attach to a background process over a WebSocket, with input.",
+          result_carry=_SOCKET, deadline_s=STREAM_S, ends_with_client=True),
+    Route(name="wait_process", method="POST", path=_PROCESS + "/wait", summary="Wait for a background process.",
+          body=wire.WaitRequest, result=CommandResult, ends_with_client=True),
+    Route(name="signal_process", method="POST", path=_PROCESS + "/signal", summary="Signal a background process.",
+          body=wire.SignalRequest, status=204),
+    Route(name="open_session", method="POST", path=_SANDBOX + "/sessions", summary="Open a shell session.",
+          body=SessionRequest, result=SessionInfo, status=201),
+    Route(name="run_in_session", method="POST", path=_SESSION + "/run", summary="Run shell text in a session.",
+          body=SessionCommand, result=CommandResult, ends_with_client=True),
+    Route(name="close_session", method="DELETE", path=_SESSION, summary="Close a session.", status=204),
+    Route(name="read_file", method="GET", path=_SANDBOX + "/files", summary="Read a file.", query=PathQuery,
+          result_carry=_OCTETS, deadline_s=TRANSFER_S, ends_with_client=True),
+    Route(name="write_file", method="PUT", path=_SANDBOX + "/files", summary="Write a file.", query=WriteQuery,
+          body_carry=_OCTETS, result=FileInfo, deadline_s=TRANSFER_S),
+    Route(name="remove_file", method="DELETE", path=_SANDBOX + "/files", summary="Remove a file or directory.",
+          query=RemoveQuery, status=204),
+    Route(name="stat_file", method="GET", path=_SANDBOX + "/files/stat", summary="Describe a file.",
+          query=PathQuery, result=FileInfo),
+    Route(name="list_files", method="GET", path=_SANDBOX + "/files/list", summary="List a directory.",
+          query=ListQuery, result=list[FileInfo]),
+    Route(name="make_directory", method="POST", path=_SANDBOX + "/files/directory",
+          summary="Make a directory and its parents.", query=PathQuery, result=wire.DirectoryMade),
+    Route(name="move_file", method="POST", path=_SANDBOX + "/files/move", summary="Rename a file or directory.",
+          query=MoveQuery, status=204),
+    Route(name="watch_files", method="GET", path=_SANDBOX + "/files/watch", summary="Hear changes in a directory.",
+          query=WatchQuery, result=wire.WatchEvent, result_carry=_EVENTS, deadline_s=STREAM_S, ends_with_client=True),
+    Route(name="download", method="GET", path=_SANDBOX + "/archive",
+          summary="Download a file or directory as a tar stream.", query=PathQuery,
+          result_carry=_TAR, deadline_s=TRANSFER_S, ends_with_client=True),
+    Route(name="upload", method="PUT", path=_SANDBOX + "/archive", summary="Unpack a tar stream into a directory.",
+          query=PathQuery, body_carry=_TAR, status=204, deadline_s=TRANSFER_S),
+)  # fmt: skip
+
+ROUTES: Mapping[str, Route] = {route.name: route for route in _TABLE}
+"""Every operation by its name."""
+
+
+def deadline_of(route: Route, body: Any) -> float:
+    """Seconds that the operation may take: the route's own, plus what the body asks for."""
+    if body is None or not hasattr(body, "timeout_s"):
+        return route.deadline_s
+    return STREAM_S if body.timeout_s is None else route.deadline_s + float(body.timeout_s)

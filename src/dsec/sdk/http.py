@@ -1,0 +1,359 @@
+"""`HttpService`: the `SandboxService` of a server elsewhere.
+
+Unary operations go through the thin keep-alive client, streams of bytes and watches through httpx2, commands with
+events through WebSockets (input, signals and resizing need both directions).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+
+from dsec.api import wire
+from dsec.api.routes import METADATA_PREFIX, ROUTES, STREAM_S, Route, deadline_of
+from dsec.base.errors import DsecError, InvalidRequestError, NodeUnavailableError, UnknownOutcomeError
+from dsec.base.ids import new_id
+from dsec.model.capability import CapabilityReport
+from dsec.model.files import FileChange, FileInfo
+from dsec.model.image import ImageInfo
+from dsec.model.process import (
+    CommandRequest,
+    CommandResult,
+    ErrorEvent,
+    ProcessInfo,
+    SessionCommand,
+    SessionInfo,
+    SessionRequest,
+)
+from dsec.model.sandbox import Lifetime, SandboxFilter, SandboxInfo, SandboxSpec, SandboxStats
+from dsec.sdk.keepalive import Endpoint, KeepAliveClient, Reply, unreachable
+from dsec.sdk.sockets import CommandSocket, open_command
+from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
+
+ANSWER_SLACK_S = 30.0
+"""How much longer than the server's own deadline a client waits for its answer."""
+
+_REPEATABLE = frozenset({"create", "pause", "resume", "stop", "end_processes", "wait_process"})
+"""POST operations that may be sent again: doing them twice is doing them once. GET, PUT and DELETE are by nature."""
+
+
+def _is_repeatable(route: Route) -> bool:
+    return route.method in ("GET", "PUT", "DELETE") or route.name in _REPEATABLE
+
+
+class HttpService:
+    """A `SandboxService` over HTTP. Belongs to the event loop in which it is first used.
+
+    Args:
+        endpoint: where the server is.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._unary = KeepAliveClient(endpoint)
+        self._streams: httpx2.AsyncClient | None = None
+
+    # -- the three ways to call ----------------------------------------------------------------------------------
+
+    async def _call(
+        self, name: str, body: Any = None, query: Iterable[tuple[str, str]] = (), *, kind: Any = None, **path: str
+    ) -> Any:
+        route = ROUTES[name]
+        reply = await self._unary.request(
+            route.method,
+            route.target(query, **path),
+            None if route.body is None else _encode(body),
+            repeatable=_is_repeatable(route),
+            timeout_s=deadline_of(route, body) + ANSWER_SLACK_S,
+        )
+        if reply.status >= 400:
+            raise _error(reply)
+        return None if route.status == 204 else _decode(reply.body, kind or route.result)
+
+    def _client(self) -> httpx2.AsyncClient:
+        if self._streams is None:
+            path = self._endpoint.socket_path
+            if path is None:
+                self._endpoint.address()
+            token = self._endpoint.token
+            self._streams = httpx2.AsyncClient(
+                base_url="http://localhost" if path else self._endpoint.url,
+                transport=httpx2.AsyncHTTPTransport(uds=path, limits=httpx2.Limits(max_connections=None)),
+                headers={"authorization": f"Bearer {token}"} if token else {},
+                timeout=httpx2.Timeout(STREAM_S, connect=10.0, pool=10.0),
+            )
+        return self._streams
+
+    @asynccontextmanager
+    async def _stream(
+        self, name: str, query: Iterable[tuple[str, str]], content: AsyncIterable[bytes] | bytes | None, **path: str
+    ) -> AsyncIterator[httpx2.Response]:
+        route = ROUTES[name]
+        headers = {"accept": f"{wire.MSGPACK}, */*"}
+        if content is not None:
+            headers["content-type"] = wire.OCTETS
+        try:
+            request = self._client().stream(route.method, route.target(query, **path), content=content, headers=headers)
+            async with request as response:
+                if response.status_code >= 400:
+                    content_type = response.headers.get("content-type", "").encode()
+                    raise _error(Reply(response.status_code, content_type, await response.aread()))
+                yield response
+        except httpx2.ConnectError as error:
+            raise unreachable(self._endpoint, error) from error
+        except httpx2.TransportError as error:
+            raise self._cut(route, error) from error
+
+    def _cut(self, route: Route, error: Exception) -> DsecError:
+        if route.method == "GET":
+            return NodeUnavailableError("the transfer broke off", detail=str(error), resolution="ask again")
+        return UnknownOutcomeError(
+            "the transfer broke off", detail=str(error), resolution="look at the target before sending again"
+        )
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def create(
+        self, spec: SandboxSpec, *, sandbox_id: str | None = None, timeout_s: float = DEFAULT_CREATE_TIMEOUT_S
+    ) -> SandboxInfo:
+        """Create a sandbox. An id is always sent, so that a cut connection is answered by asking again."""
+        chosen = sandbox_id or new_id("sbx", os.urandom, length=16)
+        body = wire.CreateRequest(spec=spec, sandbox_id=chosen, timeout_s=timeout_s)
+        info: SandboxInfo = await self._call("create", body)
+        return info
+
+    async def inspect(self, sandbox_id: str) -> SandboxInfo:
+        info: SandboxInfo = await self._call("inspect", sandbox_id=sandbox_id)
+        return info
+
+    async def list(self, query: SandboxFilter = SandboxFilter()) -> Sequence[SandboxInfo]:
+        pairs = [("state", state.value) for state in query.states]
+        pairs += [(METADATA_PREFIX + key, value) for key, value in query.metadata.items()]
+        infos: Sequence[SandboxInfo] = await self._call("list", query=pairs)
+        return infos
+
+    async def statistics(self, sandbox_id: str) -> SandboxStats:
+        stats: SandboxStats = await self._call("statistics", sandbox_id=sandbox_id)
+        return stats
+
+    async def extend(self, sandbox_id: str, lifetime: Lifetime) -> SandboxInfo:
+        info: SandboxInfo = await self._call("extend", lifetime, sandbox_id=sandbox_id)
+        return info
+
+    async def pause(self, sandbox_id: str) -> SandboxInfo:
+        info: SandboxInfo = await self._call("pause", sandbox_id=sandbox_id)
+        return info
+
+    async def resume(self, sandbox_id: str) -> SandboxInfo:
+        info: SandboxInfo = await self._call("resume", sandbox_id=sandbox_id)
+        return info
+
+    async def rollback(self, sandbox_id: str, *, snapshot: str | None = None) -> SandboxInfo:
+        body = wire.RollbackRequest(snapshot=snapshot)
+        info: SandboxInfo = await self._call("rollback", body, sandbox_id=sandbox_id)
+        return info
+
+    async def end_processes(self, sandbox_id: str) -> None:
+        await self._call("end_processes", sandbox_id=sandbox_id)
+
+    async def stop(self, sandbox_id: str) -> SandboxInfo:
+        info: SandboxInfo = await self._call("stop", sandbox_id=sandbox_id)
+        return info
+
+    async def remove(self, sandbox_id: str) -> None:
+        await self._call("remove", sandbox_id=sandbox_id)
+
+    # -- commands -----------------------------------------------------------------------------------------------
+
+    async def run(self, sandbox_id: str, request: CommandRequest) -> CommandResult:
+        result: CommandResult = await self._call("run", request, sandbox_id=sandbox_id)
+        return result
+
+    @asynccontextmanager
+    async def stream(self, sandbox_id: str, request: CommandRequest) -> AsyncIterator[CommandStream]:
+        target = ROUTES["terminal"].target(sandbox_id=sandbox_id)
+        async with open_command(self._endpoint, target, request) as command:
+            yield command
+
+    async def start_process(self, sandbox_id: str, request: CommandRequest) -> ProcessInfo:
+        info: ProcessInfo = await self._call("start_process", request, sandbox_id=sandbox_id)
+        return info
+
+    async def list_processes(self, sandbox_id: str) -> Sequence[ProcessInfo]:
+        infos: Sequence[ProcessInfo] = await self._call("list_processes", sandbox_id=sandbox_id)
+        return infos
+
+    def attach(self, sandbox_id: str, process_id: str) -> AbstractAsyncContextManager[CommandSocket]:
+        target = ROUTES["attach"].target(sandbox_id=sandbox_id, process_id=process_id)
+        return open_command(self._endpoint, target, None)
+
+    async def wait_process(self, sandbox_id: str, process_id: str, *, timeout_s: float | None = None) -> CommandResult:
+        body = wire.WaitRequest(timeout_s=timeout_s)
+        result: CommandResult = await self._call("wait_process", body, sandbox_id=sandbox_id, process_id=process_id)
+        return result
+
+    async def signal_process(self, sandbox_id: str, process_id: str, number: int) -> None:
+        body = wire.SignalRequest(number=number)
+        await self._call("signal_process", body, sandbox_id=sandbox_id, process_id=process_id)
+
+    async def open_session(self, sandbox_id: str, request: SessionRequest) -> SessionInfo:
+        info: SessionInfo = await self._call("open_session", request, sandbox_id=sandbox_id)
+        return info
+
+    async def run_in_session(self, sandbox_id: str, session_id: str, command: SessionCommand) -> CommandResult:
+        result: CommandResult = await self._call(
+            "run_in_session", command, sandbox_id=sandbox_id, session_id=session_id
+        )
+        return result
+
+    async def close_session(self, sandbox_id: str, session_id: str) -> None:
+        await self._call("close_session", sandbox_id=sandbox_id, session_id=session_id)
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    async def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
+        async with self._stream("read_file", _path(path, user), None, sandbox_id=sandbox_id) as response:
+            async for chunk in response.aiter_bytes():
+                yield chunk
+
+    async def write_file(
+        self,
+        sandbox_id: str,
+        path: str,
+        content: AsyncIterable[bytes] | bytes,
+        *,
+        append: bool = False,
+        permissions: int = 0o644,
+        user: str | None = None,
+    ) -> FileInfo:
+        query = [*_path(path, user), ("append", _flag(append)), ("permissions", f"{permissions:04o}")]
+        async with self._stream("write_file", query, content, sandbox_id=sandbox_id) as response:
+            info: FileInfo = _decode(await response.aread(), FileInfo)
+            return info
+
+    async def stat_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> FileInfo:
+        info: FileInfo = await self._call("stat_file", query=_path(path, user), sandbox_id=sandbox_id)
+        return info
+
+    async def list_files(
+        self, sandbox_id: str, path: str, *, depth: int = 1, user: str | None = None
+    ) -> Sequence[FileInfo]:
+        query = [*_path(path, user), ("depth", str(depth))]
+        infos: Sequence[FileInfo] = await self._call("list_files", query=query, sandbox_id=sandbox_id)
+        return infos
+
+    async def make_directory(self, sandbox_id: str, path: str, *, user: str | None = None) -> bool:
+        made: wire.DirectoryMade = await self._call("make_directory", query=_path(path, user), sandbox_id=sandbox_id)
+        return made.created
+
+    async def move_file(self, sandbox_id: str, source: str, target: str, *, user: str | None = None) -> None:
+        query = [("source", source), ("target", target), *_user(user)]
+        await self._call("move_file", query=query, sandbox_id=sandbox_id)
+
+    async def remove_file(
+        self, sandbox_id: str, path: str, *, recursive: bool = False, user: str | None = None
+    ) -> None:
+        query = [*_path(path, user), ("recursive", _flag(recursive))]
+        await self._call("remove_file", query=query, sandbox_id=sandbox_id)
+
+    @asynccontextmanager
+    async def watch_files(
+        self, sandbox_id: str, path: str, *, recursive: bool = False, user: str | None = None
+    ) -> AsyncIterator[AsyncIterator[FileChange]]:
+        query = [*_path(path, user), ("recursive", _flag(recursive))]
+        async with self._stream("watch_files", query, None, sandbox_id=sandbox_id) as response:
+            events = _events(response)
+            await anext(events)  # The server's word that the watch stands.
+            yield _changes(events)
+
+    async def download(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
+        async with self._stream("download", _path(path, user), None, sandbox_id=sandbox_id) as response:
+            async for chunk in response.aiter_bytes():
+                yield chunk
+
+    async def upload(
+        self, sandbox_id: str, path: str, archive: AsyncIterable[bytes], *, user: str | None = None
+    ) -> None:
+        async with self._stream("upload", _path(path, user), archive, sandbox_id=sandbox_id):
+            pass
+
+    # -- the node -----------------------------------------------------------------------------------------------
+
+    async def images(self) -> Sequence[ImageInfo]:
+        infos: Sequence[ImageInfo] = await self._call("images")
+        return infos
+
+    async def capabilities(self) -> Sequence[CapabilityReport]:
+        reports: Sequence[CapabilityReport] = await self._call("capabilities")
+        return reports
+
+    async def health(self) -> wire.Health:
+        """Ask whether the server answers."""
+        health: wire.Health = await self._call("health")
+        return health
+
+    async def aclose(self) -> None:
+        self._unary.close()
+        if self._streams is not None:
+            await self._streams.aclose()
+            self._streams = None
+
+
+def _encode(body: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(body)
+    except (UnicodeEncodeError, TypeError, OverflowError) as error:
+        raise InvalidRequestError(
+            "a value of the request cannot be sent", detail=str(error), resolution="use UTF-8 text and 64-bit numbers"
+        ) from error
+
+
+def _decode(data: bytes, kind: Any) -> Any:
+    try:
+        return wire.decode(data, kind, msgpack=True)
+    except InvalidRequestError as error:
+        raise NodeUnavailableError(
+            "the server's answer is not understood", detail=error.brief, resolution="use the same version at both ends"
+        ) from error
+
+
+def _error(reply: Reply) -> DsecError:
+    msgpack = reply.content_type.startswith(wire.MSGPACK.encode())
+    try:
+        body: wire.ErrorBody = wire.decode(reply.body, wire.ErrorBody, msgpack=msgpack)
+    except InvalidRequestError:
+        detail = reply.body[:200].decode("utf-8", "replace")
+        return NodeUnavailableError(f"the server answered with HTTP status {reply.status}", detail=detail)
+    return wire.raise_error(body)
+
+
+async def _events(response: httpx2.Response) -> AsyncIterator[Any]:
+    decoder = wire.EventDecoder(wire.WatchEvent)
+    async for chunk in response.aiter_bytes():
+        for event in decoder.feed(chunk):
+            if isinstance(event, ErrorEvent):
+                raise wire.raise_error(event)
+            yield event
+
+
+async def _changes(events: AsyncIterator[Any]) -> AsyncIterator[FileChange]:
+    async for event in events:
+        if isinstance(event, wire.ChangeEvent):
+            yield event.change
+
+
+def _user(user: str | None) -> list[tuple[str, str]]:
+    return [] if user is None else [("user", user)]
+
+
+def _path(path: str, user: str | None) -> list[tuple[str, str]]:
+    return [("path", path), *_user(user)]
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
