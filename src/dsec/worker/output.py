@@ -24,7 +24,7 @@ from dsec.worker.layout import (
 )
 from dsec.worker.manifest import Manifest, read_manifest, settle_manifest, write_durably
 from dsec.worker.result import AttemptResult, decode_results, encode_result
-from dsec.worker.summary import Summary
+from dsec.worker.summary import Summary, summarise
 
 
 class OutputDirectory:
@@ -105,3 +105,29 @@ def read_results(out: Path) -> tuple[Manifest, list[AttemptResult]]:
     data = path.read_bytes() if path.exists() else b""
     documents = scan_frames(data, name=str(path)).documents
     return manifest, list(decode_results(documents, name=str(path)).values())
+
+
+def recorded_summary(out: Path) -> tuple[Summary, list[AttemptResult]]:
+    """Return the sums over what is recorded now, and the results themselves.
+
+    Raises:
+        NotFoundError: there is no rollout in `out`.
+        StateCorruptedError: what is there does not verify.
+    """
+    manifest, results = read_results(out)
+    summary = summarise(
+        results,
+        rollout_id=manifest.rollout_id,
+        policy=manifest.policy,
+        planned=len(manifest.tasks) * manifest.attempts,
+        skipped=_recorded_skips(out / SUMMARY_NAME),
+    )
+    return summary, results
+
+
+def _recorded_skips(path: Path) -> dict[str, str]:
+    """Return the tasks that the last finished run left out; they are only in its summary."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary).skipped
+    except (FileNotFoundError, msgspec.DecodeError):
+        return {}

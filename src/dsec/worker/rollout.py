@@ -98,7 +98,6 @@ class Rollout:
         Raises:
             DsecError: the results cannot be written, or the service cannot be asked at all.
         """
-        began = self._clock.boot_s()
         await self.sweep()
         context = await self._context()
         queue = self._queue()
@@ -111,18 +110,17 @@ class Rollout:
         except ExceptionGroup as group:
             raise _first(group) from group
         await self.sweep()
-        summary = self.summary(wall_s=self._clock.boot_s() - began, skipped=skipped or {})
+        summary = self.summary(skipped=skipped or {})
         self._output.write_summary(summary)
         return summary
 
-    def summary(self, *, wall_s: float, skipped: dict[str, str]) -> Summary:
+    def summary(self, *, skipped: dict[str, str]) -> Summary:
         """Return the sums over what is recorded now."""
         return summarise(
             list(self._output.results.values()),
             rollout_id=self._output.manifest.rollout_id,
             policy=self._policy.name,
             planned=len(self._tasks) * self._settings.attempts,
-            wall_s=wall_s,
             skipped=skipped,
         )
 

@@ -33,7 +33,7 @@ class Summary(Value, frozen=True, kw_only=True):
         pass_at: chance that at least one of k attempts at a task passes, by k (unbiased estimate, Chen et al. 2021,
             over tasks with at least k verdicts).
         mean_reward: over attempts with a reward.
-        wall_s: seconds that the last run of the command took.
+        wall_s: seconds in which at least one attempt was running.
         attempt_s: seconds of all attempts together.
         guest_s: of these, seconds in which commands ran in sandboxes.
         overhead_s: mean seconds per attempt that were neither commands, nor the policy's thinking, nor waiting.
@@ -74,6 +74,16 @@ def _pass_at(k: int, groups: Sequence[Sequence[AttemptResult]]) -> float | None:
     return _mean(chances)
 
 
+def _busy_s(results: Sequence[AttemptResult]) -> float:
+    """Return the length of the union of the attempts' times."""
+    busy_s, end_s = 0.0, float("-inf")
+    for result in sorted(results, key=lambda item: item.started_at_s):
+        stop_s = result.started_at_s + result.duration_s
+        busy_s += max(0.0, stop_s - max(end_s, result.started_at_s))
+        end_s = max(end_s, stop_s)
+    return busy_s
+
+
 def _overhead_s(results: Sequence[AttemptResult]) -> float | None:
     aside = (Stage.DECIDE.value, Stage.WAIT.value)
     return _mean(
@@ -100,7 +110,6 @@ def summarise(
     rollout_id: str,
     policy: str,
     planned: int,
-    wall_s: float,
     skipped: dict[str, str],
 ) -> Summary:
     """Return the sums over `results`."""
@@ -121,7 +130,7 @@ def summarise(
         pass_rate=counts[Outcome.PASSED] / verdicts if verdicts else None,
         pass_at={str(k): chance for k, chance in chances.items() if chance is not None},
         mean_reward=_mean([result.verdict.reward for result in results if result.verdict.reward is not None]),
-        wall_s=round(wall_s, 3),
+        wall_s=round(_busy_s(results), 3),
         attempt_s=round(sum(result.duration_s for result in results), 3),
         guest_s=round(sum(result.guest_s for result in results), 3),
         overhead_s=_overhead_s(results),

@@ -44,7 +44,7 @@ def _tile(number: str, label: str, *, tone: str = "", zero: bool = False) -> str
 
 
 def _tiles(summary: Summary) -> str:
-    rate = "–" if summary.pass_rate is None else f"{100 * summary.pass_rate:.1f}%".replace("100.0%", "100%")
+    rate = "—" if summary.pass_rate is None else f"{100 * summary.pass_rate:.1f}%".replace("100.0%", "100%")
     tiles = [_tile(rate, "of verdicts passed", tone="passed" if summary.pass_rate else "failed")]
     for outcome, words in OUTCOME_WORDS.items():
         count = summary.outcomes[outcome.value]
@@ -110,7 +110,8 @@ def _attempt(result: AttemptResult) -> str:
     broken = "".join(f'<p class="cap">an earlier try broke: {escape(text[:500])}</p>' for text in result.broken_tries)
     return (
         f'<div class="try" style="--tone: var(--{result.outcome.value})">'
-        f"<p><b>Attempt {result.attempt}: {OUTCOME_WORDS[result.outcome]}</b> — {escape(result.verdict.reason[:1000])}</p>"
+        f"<p><b>Attempt {result.attempt}: {OUTCOME_WORDS[result.outcome]}</b>"
+        f" — {escape(result.verdict.reason[:1000])}</p>"
         f'<p class="links">{links}{format_duration(result.duration_s)} · {result.rounds} rounds{tries}'
         f" · {escape(result.sandbox_id)}</p>{broken}{outputs}</div>"
     )
@@ -123,7 +124,7 @@ def _task(name: str, group: Sequence[AttemptResult], longest_s: float) -> str:
         for result in group[:MAXIMUM_DETAILED_ATTEMPTS]
     )
     rewards = [result.verdict.reward for result in group if result.verdict.reward is not None]
-    reward = f"{sum(rewards) / len(rewards):.3g}" if rewards else "–"
+    reward = f"{sum(rewards) / len(rewards):.3g}" if rewards else "—"
     mean_s = sum(result.duration_s for result in group) / len(group)
     outcomes = " ".join(sorted({result.outcome.value for result in group}))
     more = len(group) - MAXIMUM_DETAILED_ATTEMPTS

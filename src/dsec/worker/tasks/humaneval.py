@@ -29,6 +29,7 @@ category = "programming"
 
 [agent]
 timeout_sec = 120.0
+user = "user"
 
 [verifier]
 timeout_sec = 60.0
