@@ -13,7 +13,6 @@ import msgspec
 from dsec.base.errors import (
     CommandNotFoundError,
     InvalidRequestError,
-    PathNotFoundError,
     SandboxExitedError,
     error_from_code,
 )
@@ -27,8 +26,8 @@ from dsec.model.process import CommandRequest, CommandResult, ErrorEvent, ExitSt
 from dsec.service.port import CommandStream, SandboxService
 
 _SHELL_TIMEOUT_S = 86_400.0
-_SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/zsh", "/bin/ash", "/bin/sh", "/usr/bin/sh")
-"""Where an image's shell may be, from the most comfortable down."""
+_SHELLS = ("bash", "zsh", "ash", "sh")
+"""From the most comfortable down; found through the sandbox's own PATH."""
 TIMED_OUT = 124
 """Exit code when the timeout passed; as timeout(1)."""
 
@@ -202,17 +201,17 @@ def shell(
 
 
 async def find_shell(service: SandboxService, sandbox_id: str) -> str:
-    """Return the path of the best shell of a sandbox.
+    """Return the best shell of a sandbox.
 
     Raises:
         CommandNotFoundError: it has none.
     """
-    for path in _SHELLS:
+    for name in _SHELLS:
         try:
-            await service.stat_file(sandbox_id, path, user="0")
-        except PathNotFoundError:
+            await service.run(sandbox_id, CommandRequest(argv=(name, "-c", ":")))
+        except CommandNotFoundError:
             continue
-        return path
+        return name
     raise CommandNotFoundError(
         f"{sandbox_id} has no shell",
         detail=f"looked for {', '.join(_SHELLS)}",
