@@ -46,7 +46,7 @@ class FramedLog:
         scan = scan_frames(self._path.read_bytes(), name=str(self._path))
         self.documents = scan.documents
         self.repaired_bytes = scan.torn_bytes
-        self._length = scan.good_bytes
+        self._length = self._synced = scan.good_bytes
         if scan.torn_bytes:
             os.ftruncate(self._descriptor, scan.good_bytes)
             os.fsync(self._descriptor)
@@ -62,28 +62,38 @@ class FramedLog:
     async def append(self, document: bytes, *, durable: bool = True) -> None:
         """Append one JSON object; with `durable` it is on the disk when this returns.
 
-        Cancelling does not tear a line: one that was begun is finished.
+        Cancelling neither tears a line nor takes it back: it is shielded.
 
         Raises:
             HostDiskFullError, PlatformError: it could not be written; the log is as before.
         """
-        line = encode_frame(document)
-        async with self._lock:
+        self._write(encode_frame(document))
+        if durable:
             with anyio.CancelScope(shield=True):
-                if durable:
-                    await anyio.to_thread.run_sync(self._write, line, True)
-                else:
-                    self._write(line, False)
+                await self._sync(self._length)
 
-    def _write(self, line: bytes, durable: bool) -> None:
+    def _write(self, line: bytes) -> None:
         try:
             rest = memoryview(line)
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-            if durable:
-                os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, self._length)
-            kind = HostDiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else PlatformError
-            raise kind(f"{self._path} cannot be written", detail=error.strerror or "") from error
+            raise self._failure(error) from error
         self._length += len(line)
+
+    async def _sync(self, length: int) -> None:
+        """Bring the first `length` bytes to the disk. One call serves everybody who has written by then."""
+        async with self._lock:
+            if self._synced >= length:
+                return
+            written = self._length
+            try:
+                await anyio.to_thread.run_sync(os.fsync, self._descriptor)
+            except OSError as error:
+                raise self._failure(error) from error
+            self._synced = written
+
+    def _failure(self, error: OSError) -> PlatformError:
+        kind = HostDiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else PlatformError
+        return kind(f"{self._path} cannot be written", detail=error.strerror or "")

@@ -96,7 +96,8 @@ class Play:
             results=tuple(results),
             tools_s=round(self._watch.elapsed_s() - began, 6),
         )
-        await self._log.append(encode_event(RoundCommitted(round=played)))
+        with self._watch.stage(Stage.RECORD):
+            await self._log.append(encode_event(RoundCommitted(round=played)))
         self.rounds = (*self.rounds, played)
 
     def guest_s(self) -> float:

@@ -74,6 +74,13 @@ class AttemptResult(Value, frozen=True, kw_only=True, omit_defaults=True):
         return self.task, self.attempt
 
     @property
+    def score(self) -> float | None:
+        """The reward; 0 for a verdict without one, None without a verdict."""
+        if self.verdict.reward is not None or not self.outcome.is_verdict:
+            return self.verdict.reward
+        return 0.0
+
+    @property
     def outcome(self) -> Outcome:
         """What became of it."""
         return self.verdict.outcome

@@ -21,6 +21,8 @@ class Stage(enum.Enum):
     """The policy thinks."""
     TOOLS = "tools"
     """The policy's calls are carried out."""
+    RECORD = "record"
+    """A round is brought to the disk."""
     VERIFY = "verify"
     DESTROY = "destroy"
 

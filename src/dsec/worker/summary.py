@@ -32,7 +32,7 @@ class Summary(Value, frozen=True, kw_only=True):
         pass_rate: passed attempts among those with a verdict; None without any.
         pass_at: chance that at least one of k attempts at a task passes, by k (unbiased estimate, Chen et al. 2021,
             over tasks with at least k verdicts).
-        mean_reward: over attempts with a reward.
+        mean_reward: over attempts with a verdict; one without a reward counts as 0.
         wall_s: seconds in which at least one attempt was running.
         attempt_s: seconds of all attempts together.
         guest_s: of these, seconds in which commands ran in sandboxes.
@@ -95,11 +95,11 @@ def _overhead_s(results: Sequence[AttemptResult]) -> float | None:
 
 
 def _task(name: str, group: Sequence[AttemptResult]) -> TaskSummary:
-    rewards = [result.verdict.reward for result in group if result.verdict.reward is not None]
+    scores = [result.score for result in group if result.score is not None]
     return TaskSummary(
         task=name,
         outcomes=tuple(result.outcome for result in group),
-        mean_reward=_mean(rewards),
+        mean_reward=_mean(scores),
         mean_duration_s=_mean([result.duration_s for result in group]) or 0.0,
     )
 
@@ -129,7 +129,7 @@ def summarise(
         outcomes={outcome.value: counts[outcome] for outcome in Outcome},
         pass_rate=counts[Outcome.PASSED] / verdicts if verdicts else None,
         pass_at={str(k): chance for k, chance in chances.items() if chance is not None},
-        mean_reward=_mean([result.verdict.reward for result in results if result.verdict.reward is not None]),
+        mean_reward=_mean([result.score for result in results if result.score is not None]),
         wall_s=round(_busy_s(results), 3),
         attempt_s=round(sum(result.duration_s for result in results), 3),
         guest_s=round(sum(result.guest_s for result in results), 3),

@@ -121,6 +121,7 @@ STAGE_WORDS = {
     Stage.CREATE: "creating sandboxes",
     Stage.DECIDE: "policy deciding",
     Stage.TOOLS: "policy's calls",
+    Stage.RECORD: "recording rounds",
     Stage.VERIFY: "verifying",
     Stage.DESTROY: "removing sandboxes",
 }

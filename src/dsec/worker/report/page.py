@@ -123,8 +123,8 @@ def _task(name: str, group: Sequence[AttemptResult], longest_s: float) -> str:
         f' title="attempt {result.attempt}: {OUTCOME_WORDS[result.outcome]}"></span>'
         for result in group[:MAXIMUM_DETAILED_ATTEMPTS]
     )
-    rewards = [result.verdict.reward for result in group if result.verdict.reward is not None]
-    reward = f"{sum(rewards) / len(rewards):.3g}" if rewards else "—"
+    scores = [result.score for result in group if result.score is not None]
+    reward = f"{sum(scores) / len(scores):.3g}" if scores else "—"
     mean_s = sum(result.duration_s for result in group) / len(group)
     outcomes = " ".join(sorted({result.outcome.value for result in group}))
     more = len(group) - MAXIMUM_DETAILED_ATTEMPTS
