@@ -24,6 +24,7 @@ _REMOVED = frozenset(
 )
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET (clone(2) cannot make time namespaces)."""
+_EPERM = 1
 _ENOSYS = 38
 
 _CLOSED_RULES: tuple[dict[str, Any], ...] = (
@@ -32,6 +33,7 @@ _CLOSED_RULES: tuple[dict[str, Any], ...] = (
         "action": "SCMP_ACT_ALLOW",
         "args": [{"index": 0, "value": _NAMESPACE_FLAGS, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}],
     },
+    {"names": sorted(_REMOVED - {"clone", "clone3"}), "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM},
     # A filter cannot look into clone3's structure; with ENOSYS the C library falls back to clone.
     {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
 )

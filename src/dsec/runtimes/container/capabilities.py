@@ -1,0 +1,70 @@
+"""What this host lets a container runtime enforce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from dsec.base.errors import CapabilityMissingError
+from dsec.linux.cgroups import Cgroups
+from dsec.model.capability import Capability, CapabilityReport
+from dsec.runtimes.container.flavour import Flavour
+
+_T = TypeVar("_T")
+_NO_CONTROLLER = "the {controller} controller is not in any hierarchy that this node may write"
+_GET_CONTROLLER = "run as root, or have the controller delegated (systemd: Delegate=yes for the user's slice)"
+
+_ALWAYS = (
+    Capability.USER_NAMESPACE,
+    Capability.PRIVATE_ID_RANGE,
+    Capability.SECCOMP,
+    Capability.PAUSE,
+    Capability.PROCESS_TREE_KILL,
+    Capability.TERMINAL,
+    Capability.FILES_FROM_OUTSIDE,
+    Capability.NETWORK_NONE,
+)
+
+
+def require(found: _T | None, what: str, resolution: str) -> _T:
+    """Return what was found, or raise `CapabilityMissingError`: without it no sandbox can run."""
+    if found is None:
+        raise CapabilityMissingError(f"{what} is not on this host", resolution=resolution)
+    return found
+
+
+def report_capabilities(cgroups: Cgroups, flavour: Flavour) -> tuple[CapabilityReport, ...]:
+    """Return a report for every capability that a container runtime can have."""
+    lacks = dict(flavour.missing)
+    return tuple(
+        report if report.capability not in lacks else _missing(report.capability, lacks[report.capability], "")
+        for report in _reports(cgroups)
+    )
+
+
+def _reports(cgroups: Cgroups) -> Iterator[CapabilityReport]:
+    for capability in _ALWAYS:
+        yield CapabilityReport(capability=capability, available=True)
+    controllers = cgroups.controllers()
+    for capability, controller in (
+        (Capability.MEMORY_LIMIT, "memory"),
+        (Capability.CPU_LIMIT, "cpu"),
+        (Capability.PIDS_LIMIT, "pids"),
+    ):
+        if controller in controllers:
+            yield CapabilityReport(capability=capability, available=True, reason=f"cgroup {cgroups.mode.value}")
+        else:
+            yield _missing(capability, _NO_CONTROLLER.format(controller=controller), _GET_CONTROLLER)
+    if cgroups.swap_is_accounted():
+        yield CapabilityReport(capability=Capability.SWAP_LIMIT, available=True)
+    else:
+        yield _missing(Capability.SWAP_LIMIT, "the kernel does not account swap", "boot with swapaccount=1")
+    if cgroups.path("cgroup.pressure").exists() or cgroups.path("cpu.pressure").exists():
+        yield CapabilityReport(capability=Capability.PRESSURE, available=True)
+    else:
+        yield _missing(Capability.PRESSURE, "the kernel keeps no pressure figures", "boot with psi=1")
+    yield _missing(Capability.NETWORK_ALLOW, "this runtime gives sandboxes a loopback only", "")
+
+
+def _missing(capability: Capability, reason: str, resolution: str) -> CapabilityReport:
+    return CapabilityReport(capability=capability, available=False, reason=reason, resolution=resolution)

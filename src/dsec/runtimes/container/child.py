@@ -1,0 +1,86 @@
+"""Host programs run from the event loop: started without copying this process, awaited through a pidfd.
+
+`posix_spawn` uses vfork semantics, so that the cost does not grow with this process's memory, and a pidfd makes the end
+of a child one readable descriptor. Children get a session of their own: an interrupt typed at a terminal is for us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+_FIRST_SAFE_DESCRIPTOR = 64
+"""Descriptors handed to a child are first moved up here, so that placing one never overwrites another."""
+
+
+class HostChild:
+    """A running host program.
+
+    Attributes:
+        pid: its process id.
+        ended: done with the exit code, or minus the signal's number, once it has ended.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @classmethod
+    def start(cls, program: str, arguments: Sequence[str], descriptors: Mapping[int, int]) -> HostChild:
+        """Start `program`.
+
+        Args:
+            program: absolute path.
+            arguments: without the program's name.
+            descriptors: number in the child → our descriptor, which stays open here. 0, 1 and 2 should be among them.
+        """
+        moved = {target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _FIRST_SAFE_DESCRIPTOR)
+                 for target, source in descriptors.items()}  # fmt: skip
+        try:
+            pid = os.posix_spawn(
+                program,
+                [program, *arguments],
+                _ENVIRONMENT,
+                file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in moved.items()],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGTERM),
+            )
+        finally:
+            for source in moved.values():
+                os.close(source)
+        return cls(pid)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended.done()
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        _, status = os.waitpid(self.pid, 0)
+        self.ended.set_result(os.waitstatus_to_exitcode(status))
+
+    async def wait(self) -> int:
+        """Wait for the end; return the exit code, or minus the signal's number."""
+        return await asyncio.shield(self.ended)
+
+    def kill(self) -> None:
+        """Kill this one process. No error when it has ended."""
+        if not self.has_ended:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def bounded_read(descriptor: int, limit: int = 65_536) -> bytes:
+    """Read what a non-blocking pipe holds now, at most `limit` bytes."""
+    try:
+        return os.read(descriptor, limit)
+    except BlockingIOError:
+        return b""

@@ -1,0 +1,94 @@
+"""Turn the words of an OCI runtime into typed errors. Pure.
+
+The runtime writes its own errors to a log pipe that no guest holds (``--log-format json``: one object a line with
+``level`` and ``msg``). What it says is matched here, once, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from dsec.base.errors import (
+    CommandNotFoundError,
+    DsecError,
+    HostDiskFullError,
+    PathNotFoundError,
+    PermissionDeniedError,
+    RuntimeFailedError,
+    SandboxExitedError,
+    SandboxOutOfMemoryError,
+    SandboxProcessLimitError,
+)
+
+
+def logged_errors(log: bytes) -> str:
+    """Return the error messages of a JSON log, joined; a line that is not JSON is taken as it is."""
+    messages = []
+    for line in log.decode(errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            messages.append(line)
+            continue
+        if isinstance(entry, dict) and entry.get("level", "error") in ("error", "fatal"):
+            messages.append(str(entry.get("msg", line)))
+    return "; ".join(message for message in messages if message)
+
+
+_RULES: tuple[tuple[re.Pattern[str], type[DsecError], str, str], ...] = (
+    (
+        re.compile(r"executable file .* not found|exec(ve)?[: ].*no such file|exec failed.*no such file", re.I),
+        CommandNotFoundError,
+        "{program}: no such program in the sandbox",
+        "check its name and the PATH of the command, or use an image that has it",
+    ),
+    (
+        re.compile(r"chdir|change (to )?directory|cwd", re.I),
+        PathNotFoundError,
+        "{cwd}: the directory to run in does not exist or cannot be entered",
+        "create it first, or give another cwd",
+    ),
+    (
+        re.compile(
+            r"exec.*(permission denied|not permitted|format error|is a directory)|permission denied.*exec", re.I
+        ),
+        PermissionDeniedError,
+        "{program}: cannot be executed",
+        "check its mode bits and format",
+    ),
+    (
+        re.compile(
+            r"(fork|clone|vfork).*(resource temporarily unavailable|EAGAIN)|resource temporarily unavailable", re.I
+        ),
+        SandboxProcessLimitError,
+        "the sandbox has as many processes as it may",
+        "end some of them, or create it with a higher pids limit",
+    ),
+    (
+        re.compile(r"cannot allocate memory|out of memory", re.I),
+        SandboxOutOfMemoryError,
+        "the sandbox has no memory left to start a command",
+        "end some of its processes, or create it with more memory",
+    ),
+    (
+        re.compile(r"no space left on device|disk quota exceeded", re.I),
+        HostDiskFullError,
+        "the host has no room for the runtime's state",
+        "free space in the state directory",
+    ),
+    (
+        re.compile(r"not running|does not exist|container .*stopped|no such process|open .*status", re.I),
+        SandboxExitedError,
+        "the sandbox's processes are gone",
+        "create a new sandbox",
+    ),
+)
+
+
+def classify(message: str, *, program: str = "", cwd: str = "") -> DsecError:
+    """Return the error that a runtime's message stands for; what no rule knows is a `RuntimeFailedError`."""
+    for pattern, kind, brief, resolution in _RULES:
+        if pattern.search(message):
+            return kind(brief.format(program=repr(program), cwd=repr(cwd)), detail=message, resolution=resolution)
+    return RuntimeFailedError("the OCI runtime failed", detail=message)

@@ -1,0 +1,291 @@
+"""One launched generation of a sandbox, seen from the host."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from dsec.base.errors import SandboxExitedError
+from dsec.linux.cgroups import Cgroups
+from dsec.model.process import Stream
+from dsec.model.sandbox import SandboxStats
+from dsec.runtimes.container.bundle import ProcessIdentity, process_document
+from dsec.runtimes.container.child import HostChild
+from dsec.runtimes.container.command import (
+    CONTROL_DESCRIPTOR,
+    DOCUMENT_DESCRIPTOR,
+    LOG_DESCRIPTOR,
+    Pipes,
+    RuntimeProgram,
+    write_document,
+)
+from dsec.runtimes.container.durable import DurableProcess
+from dsec.runtimes.container.files import ContainerFiles
+from dsec.runtimes.container.group import CommandGroup
+from dsec.runtimes.container.output import Drain, OutputReader
+from dsec.runtimes.container.paths import InstancePaths
+from dsec.runtimes.container.process import ContainerProcess
+from dsec.runtimes.container.record import InstanceRecord
+from dsec.runtimes.container.root import RootHandle
+from dsec.runtimes.container.terminal import ConsoleSocket
+from dsec.runtimes.container.users import ResolvedUser, resolve_user
+from dsec.runtimes.container.waiting import wait_empty, wait_frozen, wait_readable
+from dsec.runtimes.port import Process, SpawnRequest
+
+_ROOT = ResolvedUser(uid=0, gid=0, home="/root")
+
+
+class ContainerInstance:
+    """See `dsec.runtimes.port.Instance`.
+
+    Args:
+        instance_id: its id, which is also its control group's name.
+        pid: host pid of its init.
+        paths: its run directory.
+        record: what it was launched with.
+        program: the OCI runtime.
+        cgroups: the node's groups.
+        discard: removes every trace of it from the host.
+        file_limiter: threads that work on files, shared by all instances.
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        pid: int,
+        paths: InstancePaths,
+        record: InstanceRecord,
+        program: RuntimeProgram,
+        cgroups: Cgroups,
+        discard: Callable[[str], Awaitable[None]],
+        file_limiter: anyio.CapacityLimiter,
+    ) -> None:
+        self.instance_id = instance_id
+        self._paths = paths
+        self._record = record
+        self._program = program
+        self._cgroups = cgroups
+        self._discard = discard
+        self._pidfd = os.pidfd_open(pid)
+        self._root = RootHandle(self._open_root(pid))
+        self._drain = Drain()
+        self._lingering: set[str] = set()
+        self._terminated = False
+        self._ending = anyio.Lock()
+        self.files = ContainerFiles(self._root, record.first_host_id, file_limiter)
+
+    def _open_root(self, pid: int) -> int:
+        where = self._paths.rootfs if self._program.flavour.own_kernel else f"/proc/{pid}/root"
+        root = os.open(where, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not self.is_alive():  # The pid could have been somebody else's by the time its root was opened.
+            os.close(root)
+            os.close(self._pidfd)
+            raise SandboxExitedError(f"{self.instance_id}: its init has ended")
+        return root
+
+    def is_alive(self) -> bool:
+        """Whether the init process runs."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return not poller.poll(0)
+
+    def _require_alive(self) -> None:
+        if self._terminated:
+            raise SandboxExitedError(f"{self.instance_id} was terminated")
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    async def spawn(self, request: SpawnRequest) -> Process:
+        self._require_alive()
+        group = CommandGroup(self._cgroups, self.instance_id, request.process_id, self._lingering.add)
+        document = self._document(request)
+        group.create()
+        try:
+            if request.durable:
+                return await DurableProcess.start(
+                    request, document, self._program, self._paths, self.instance_id, group
+                )
+            if request.terminal is not None:
+                return await self._spawn_terminal(request, document, group)
+            return self._spawn_piped(request, document, group)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await group.kill()
+            raise
+
+    def _document(self, request: SpawnRequest) -> dict[str, object]:
+        user = _ROOT if request.user == "0" else self._resolve_user(request.user)
+        env = {"HOME": user.home, **request.env}
+        identity = ProcessIdentity(uid=user.uid, gid=user.gid, groups=user.groups)
+        return process_document(
+            request.argv, env, request.cwd, identity, open_files=self._record.open_files, terminal=request.terminal
+        )
+
+    def _resolve_user(self, text: str) -> ResolvedUser:
+        with self._root.hold() as root:
+            return resolve_user(root, text)
+
+    def _spawn_piped(self, request: SpawnRequest, document: object, group: CommandGroup) -> ContainerProcess:
+        pipes = Pipes()
+        try:
+            if request.stdin:
+                pipes.input("stdin", 0)
+            else:
+                pipes.null(0, os.O_RDONLY)
+            pipes.output("stdout", 1)
+            pipes.output("stderr", 2)
+            child = self._start(request, document, group, pipes)
+            output = OutputReader(
+                {Stream.STDOUT: pipes.take("stdout"), Stream.STDERR: pipes.take("stderr")}, self._drain.add
+            )
+            return self._process(request, child, group, output, pipes)
+        finally:
+            pipes.close()
+
+    async def _spawn_terminal(self, request: SpawnRequest, document: object, group: CommandGroup) -> ContainerProcess:
+        directory = self._paths.process(request.process_id)
+        directory.mkdir(parents=True)
+        console = ConsoleSocket(directory / "console")
+        pipes = Pipes()
+        try:
+            for target, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+                pipes.null(target, flags)
+            child = self._start(request, document, group, pipes, console)
+            descriptor = await console.receive(child)
+            if descriptor is not None:
+                pipes.ours["stdin"] = os.dup(descriptor)
+            sources = {} if descriptor is None else {Stream.STDOUT: descriptor}
+            output = OutputReader(sources, self._drain.add)
+            return self._process(request, child, group, output, pipes, has_terminal=True)
+        finally:
+            pipes.close()
+            console.close()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _start(
+        self,
+        request: SpawnRequest,
+        document: object,
+        group: CommandGroup,
+        pipes: Pipes,
+        console: ConsoleSocket | None = None,
+    ) -> HostChild:
+        """Start the runtime, move it into the command's group, and only then let it go on."""
+        if request.control_fd:
+            pipes.output("control", CONTROL_DESCRIPTOR)
+        pipes.output("log", LOG_DESCRIPTOR)
+        pipes.input("document", DOCUMENT_DESCRIPTOR, blocking=True)
+        arguments = self._program.exec_arguments(
+            self._paths.runtime_state,
+            self.instance_id,
+            console=None if console is None else console.path,
+            control=request.control_fd,
+        )
+        child = HostChild.start(self._program.path, arguments, pipes.child)
+        pipes.close_child()
+        try:
+            group.attach(child.pid)
+            write_document(pipes.take("document"), document)
+        except (ProcessLookupError, BrokenPipeError):
+            pass  # It has ended already; its log says why, and `ContainerProcess` tells.
+        except OSError:
+            child.kill()
+            raise
+        return child
+
+    def _process(
+        self,
+        request: SpawnRequest,
+        child: HostChild,
+        group: CommandGroup,
+        output: OutputReader,
+        pipes: Pipes,
+        *,
+        has_terminal: bool = False,
+    ) -> ContainerProcess:
+        return ContainerProcess(
+            request.process_id,
+            child,
+            group,
+            output,
+            log=pipes.take("log"),
+            stdin=pipes.ours.pop("stdin", None),
+            has_terminal=has_terminal,
+            control=pipes.ours.pop("control", None),
+            program=request.argv[0],
+            cwd=request.cwd,
+        )
+
+    async def reattach(self, process_id: str) -> Process | None:
+        self._require_alive()
+        group = CommandGroup(self._cgroups, self.instance_id, process_id, self._lingering.add)
+        return await DurableProcess.find(process_id, self._paths, group)
+
+    async def end_orphans(self, keep: frozenset[str]) -> None:
+        self._require_alive()
+        await self._end_children(keep)
+
+    async def kill_processes(self) -> None:
+        self._require_alive()
+        await self._end_children(frozenset())
+
+    async def _end_children(self, keep: frozenset[str]) -> None:
+        children = [child for child in self._cgroups.children(self.instance_id) if child not in keep]
+        for child in children:
+            self._cgroups.kill(self.instance_id, child)
+        for child in children:
+            await wait_empty(self._cgroups, self.instance_id, child)
+            self._cgroups.remove_child(self.instance_id, child)
+            self._lingering.discard(child)
+
+    # -- the instance ---------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        self._require_alive()
+        self._cgroups.freeze(self.instance_id, frozen=True)
+        await wait_frozen(self._cgroups, self.instance_id)
+
+    async def resume(self) -> None:
+        self._require_alive()
+        self._cgroups.freeze(self.instance_id, frozen=False)
+
+    async def statistics(self) -> SandboxStats:
+        self._require_alive()
+        usage = self._cgroups.usage(self.instance_id)
+        return SandboxStats(
+            cpu_s=usage.cpu_s,
+            memory_bytes=usage.memory_bytes,
+            memory_peak_bytes=usage.memory_peak_bytes,
+            processes=usage.pids,
+            cpu_pressure=usage.pressure.get("cpu"),
+            memory_pressure=usage.pressure.get("memory"),
+            io_pressure=usage.pressure.get("io"),
+            oom_kills=usage.oom_kills,
+        )
+
+    async def wait_exited(self) -> str:
+        await wait_readable(self._pidfd)
+        if self._cgroups.oom_kills(self.instance_id):
+            return "its init process was killed: the sandbox ran out of memory"
+        return f"its init process ended (signal {signal.SIGKILL.value} from the host, or the runtime's failure)"
+
+    async def terminate(self) -> None:
+        async with self._ending:
+            if self._terminated:
+                return
+            self._terminated = True
+            self.close()
+            await self._discard(self.instance_id)
+
+    def close(self) -> None:
+        """Let go of descriptors; the instance lives on."""
+        self._drain.close()
+        self.files.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1

@@ -1,0 +1,179 @@
+"""A foreground command: `crun exec` as our child, its pipes in our event loop.
+
+Theory of a start. The runtime's process must be in the command's control group before it makes the guest's process, or
+a descendant could stand outside what we kill. So the process document is not a file but a pipe: the runtime blocks on
+reading it until we, having moved its pid, write it. What the runtime itself has to say arrives on a log pipe that
+only it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+from dsec.base.errors import DsecError, InvalidRequestError, SandboxExitedError
+from dsec.model.process import ExitStatus, Stream, TerminalSize
+from dsec.runtimes.container.child import HostChild, bounded_read
+from dsec.runtimes.container.failures import classify, logged_errors
+from dsec.runtimes.container.group import CommandGroup
+from dsec.runtimes.container.output import OutputReader
+from dsec.runtimes.container.terminal import resize_terminal
+from dsec.runtimes.container.waiting import wait_readable, wait_writable
+
+KILLED_EXIT_CODE = 128 + signal.SIGKILL
+
+
+class ContainerProcess:
+    """See `dsec.runtimes.port.Process`.
+
+    Args:
+        process_id: its id.
+        child: the runtime's process.
+        group: the control group of the command and of all it starts.
+        output: its streams.
+        log: read end of the runtime's log pipe, owned from here on.
+        stdin: write end of the input, or a descriptor of the terminal, owned; None when there is none.
+        has_terminal: whether it is a terminal.
+        control: read end of descriptor 3; None without one.
+        program, cwd: named in errors.
+    """
+
+    def __init__(
+        self,
+        process_id: str,
+        child: HostChild,
+        group: CommandGroup,
+        output: OutputReader,
+        *,
+        log: int,
+        stdin: int | None,
+        has_terminal: bool = False,
+        control: int | None = None,
+        program: str = "",
+        cwd: str = "",
+    ) -> None:
+        self.process_id = process_id
+        self._loop = asyncio.get_running_loop()
+        self._child = child
+        self._group = group
+        self._output = output
+        self._log = log
+        self._stdin = stdin
+        self._has_terminal = has_terminal
+        self._control = control
+        self._program = program
+        self._cwd = cwd
+        self._started = time.monotonic()
+        self._oom_kills = group.oom_kills()
+        self._killed = False
+        self._outcome: asyncio.Future[ExitStatus | DsecError] = self._loop.create_future()
+        child.ended.add_done_callback(self._conclude)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _conclude(self, ended: asyncio.Future[int]) -> None:
+        """The runtime's process has ended: fix the outcome, then let readers see the last bytes."""
+        if self._outcome.done():
+            return
+        message = logged_errors(bounded_read(self._log))
+        os.close(self._log)
+        self._close_input()
+        oom_killed = self._group.oom_kills() > self._oom_kills
+        self._outcome.set_result(self._judge(ended.result(), message, oom_killed))
+        self._output.finish()
+        self._group.release()
+
+    def _judge(self, code: int, message: str, oom_killed: bool) -> ExitStatus | DsecError:
+        if message and not self._killed:
+            if oom_killed:
+                message = f"out of memory: {message}"
+            return classify(message, program=self._program, cwd=self._cwd)
+        if code < 0:
+            code = 128 - code
+        number = code - 128 if 128 < code < 128 + signal.NSIG else None
+        duration_s = time.monotonic() - self._started
+        return ExitStatus(exit_code=code, signal=number, oom_killed=oom_killed, duration_s=duration_s)
+
+    async def wait(self) -> ExitStatus:
+        outcome = await asyncio.shield(self._outcome)
+        if isinstance(outcome, DsecError):
+            raise outcome
+        return outcome
+
+    # -- streams --------------------------------------------------------------------------------------------------
+
+    async def read(self) -> tuple[Stream, bytes] | None:
+        chunk = await self._output.read()
+        if chunk is None and self._outcome.done():
+            outcome = self._outcome.result()
+            if isinstance(outcome, DsecError):
+                raise outcome
+        return chunk
+
+    async def read_control(self) -> bytes:
+        while self._control is not None:
+            try:
+                data = os.read(self._control, 65_536)
+            except BlockingIOError:
+                if self._outcome.done():
+                    break
+                await wait_readable(self._control, self._outcome)
+                continue
+            if not data:
+                break
+            return data
+        self._close_control()
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            if self._stdin is None:
+                raise SandboxExitedError(f"{self.process_id}: its input is closed")
+            try:
+                view = view[os.write(self._stdin, view) :]
+            except BlockingIOError:
+                await wait_writable(self._stdin, self._outcome)
+            except OSError as error:
+                self._close_input()
+                raise SandboxExitedError(f"{self.process_id}: its input is closed", detail=str(error)) from error
+
+    async def close_stdin(self) -> None:
+        if self._has_terminal and self._stdin is not None:
+            await self.write(b"\x04")  # A terminal has no end of file but the one that is typed.
+            return
+        self._close_input()
+
+    def _close_input(self) -> None:
+        if self._stdin is not None:
+            descriptor, self._stdin = self._stdin, None
+            os.close(descriptor)
+
+    def _close_control(self) -> None:
+        if self._control is not None:
+            descriptor, self._control = self._control, None
+            os.close(descriptor)
+
+    # -- control --------------------------------------------------------------------------------------------------
+
+    async def signal(self, number: int) -> None:
+        if not self._outcome.done():
+            self._group.signal_command(self._child.pid, number)
+
+    async def resize(self, size: TerminalSize) -> None:
+        if not self._has_terminal:
+            raise InvalidRequestError(f"{self.process_id} has no terminal", resolution="start it with one")
+        if self._stdin is not None:
+            resize_terminal(self._stdin, size)
+
+    async def kill(self) -> None:
+        self._killed = True
+        await self._group.kill()
+        await self._child.wait()
+
+    async def close(self) -> None:
+        self._output.close()
+        self._close_input()
+        self._close_control()

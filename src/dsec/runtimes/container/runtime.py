@@ -1,0 +1,324 @@
+"""The container runtime: launches instances through an OCI runtime. docs/container-backend.md tells how and why."""
+
+from __future__ import annotations
+
+import base64
+import os
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from dsec.base.errors import InvalidStateError, RuntimeFailedError
+from dsec.linux import mounts
+from dsec.linux.cgroups import CgroupLimits, CgroupMounts, Cgroups
+from dsec.linux.userns import UserNamespaces
+from dsec.model.capability import CapabilityReport
+from dsec.model.sandbox import QosClass
+from dsec.runtimes.container.bundle import CAPABILITIES, BundleRequest, runtime_config
+from dsec.runtimes.container.capabilities import report_capabilities, require
+from dsec.runtimes.container.child import HostChild, bounded_read
+from dsec.runtimes.container.command import LOG_DESCRIPTOR, Pipes, RuntimeProgram, find_program
+from dsec.runtimes.container.durable import end_shell
+from dsec.runtimes.container.failures import classify, logged_errors
+from dsec.runtimes.container.flavour import flavour_of
+from dsec.runtimes.container.hierarchies import own_hierarchies
+from dsec.runtimes.container.instance import ContainerInstance
+from dsec.runtimes.container.overlay import OverlayMounter, OverlayRequest
+from dsec.runtimes.container.paths import InstancePaths
+from dsec.runtimes.container.record import InstanceRecord
+from dsec.runtimes.container.seccomp import load_profile, specialise
+from dsec.runtimes.container.waiting import wait_empty
+from dsec.runtimes.port import Instance, LaunchRequest
+
+PROGRAM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+INIT_PROGRAM = "catatonit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRuntimeSettings:
+    """Where and how instances run.
+
+    Attributes:
+        node_id: names the node's control groups, ``dsec/<node id>``, and its run directory.
+        run_directory: for bundles and runtime state. Everybody must be able to pass through it and its parents, because
+            the OCI runtime sets the root up with the sandbox's host ids; None is ``/run/dsec/<node id>``.
+        runtime: name or path of the OCI runtime.
+        launches_at_once: OCI runtimes that start instances side by side; more only queue for the processor.
+        file_threads: threads that read and write files of sandboxes from outside.
+    """
+
+    node_id: str
+    run_directory: Path | None = None
+    runtime: str = "crun"
+    launches_at_once: int = 2 * (os.cpu_count() or 1)
+    file_threads: int = 16
+
+
+class ContainerRuntime:
+    """See `dsec.runtimes.port.Runtime`."""
+
+    def __init__(self, settings: ContainerRuntimeSettings) -> None:
+        self.name = flavour_of(settings.runtime).name
+        self._settings = settings
+        self._run_directory = settings.run_directory or Path("/run/dsec") / settings.node_id
+        self._flavour = flavour_of(settings.runtime)
+        self._mounter = OverlayMounter()
+        self._namespaces = UserNamespaces()
+        self._launching = anyio.CapacityLimiter(settings.launches_at_once)
+        self._file_limiter = anyio.CapacityLimiter(settings.file_threads)
+        self._instances: dict[str, ContainerInstance] = {}
+        self._filter: dict[str, Any] | None = None
+        self._compiled_filter: str | None = None
+        self._open: _OpenHost | None = None
+
+    async def open(self) -> None:
+        if self._open is not None:
+            return
+        found = require(CgroupMounts.find(), "cgroup v2", "mount -t cgroup2 none /sys/fs/cgroup (or .../unified)")
+        program = require(_find(self._settings.runtime), self._settings.runtime, f"apt-get install {self.name}")
+        init = require(_find(INIT_PROGRAM), INIT_PROGRAM, f"apt-get install {INIT_PROGRAM}")
+        own_hierarchies(found)
+        cgroups = Cgroups(found, f"dsec/{self._settings.node_id}")
+        cgroups.open()
+        self._run_directory.mkdir(parents=True, exist_ok=True, mode=0o711)
+        self._filter = specialise(load_profile(), platform.machine(), CAPABILITIES)
+        self._open = _OpenHost(cgroups=cgroups, program=RuntimeProgram(flavour=self._flavour, path=program), init=init)
+
+    async def close(self) -> None:
+        for instance in list(self._instances.values()):
+            instance.close()
+        self._instances.clear()
+        self._namespaces.close()
+        self._open = None
+
+    @property
+    def _host(self) -> _OpenHost:
+        if self._open is None:
+            raise InvalidStateError("the runtime is not open")
+        return self._open
+
+    def capabilities(self) -> tuple[CapabilityReport, ...]:
+        return report_capabilities(self._host.cgroups, self._flavour)
+
+    def _paths(self, instance_id: str) -> InstancePaths:
+        return InstancePaths(self._run_directory / instance_id)
+
+    # -- launching ------------------------------------------------------------------------------------------------
+
+    async def launch(self, request: LaunchRequest) -> Instance:
+        async with self._launching:
+            try:
+                return await self._launch(request)
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await self.discard(request.instance_id)
+                raise
+
+    async def _launch(self, request: LaunchRequest) -> ContainerInstance:
+        paths = self._paths(request.instance_id)
+        record = InstanceRecord(
+            runtime=self._settings.runtime,
+            first_host_id=request.first_host_id,
+            open_files=request.resources.open_files,
+        )
+        paths.directory.mkdir(mode=0o711)
+        paths.rootfs.mkdir()
+        paths.record.write_bytes(msgspec.json.encode(record))
+        self._host.cgroups.create(request.instance_id, _limits(request))
+        self._mount_root(request, paths)
+        paths.config.write_bytes(msgspec.json.encode(self._config(request, paths)))
+        await self._run(request.instance_id, paths)
+        if not self._flavour.own_kernel:
+            mounts.unmount(paths.rootfs, detach=True)
+        return self._take(request.instance_id, paths, record)
+
+    def _mount_root(self, request: LaunchRequest, paths: InstancePaths) -> None:
+        self._mounter.mount(
+            OverlayRequest(
+                target=paths.rootfs,
+                layer_paths=request.layer_paths,
+                upper=request.upper,
+                work=request.work,
+                user_namespace_fd=self._namespaces.get(request.first_host_id),
+                first_host_id=request.first_host_id,
+            )
+        )
+
+    def _config(self, request: LaunchRequest, paths: InstancePaths) -> dict[str, Any]:
+        compiled = self._compiled_filter
+        group = f"/dsec/{self._settings.node_id}/{request.instance_id}"
+        return runtime_config(
+            BundleRequest(
+                rootfs=str(paths.rootfs),
+                hostname=request.hostname,
+                init=self._host.init,
+                first_host_id=request.first_host_id,
+                open_files=request.resources.open_files,
+                seccomp=self._filter if compiled is None else None,
+                seccomp_program=compiled,
+                cgroups_path=group if self._flavour.manages_cgroups else None,
+            )
+        )
+
+    async def _run(self, instance_id: str, paths: InstancePaths) -> None:
+        pipes = Pipes()
+        try:
+            for target, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+                pipes.null(target, flags)
+            pipes.output("log", LOG_DESCRIPTOR)
+            arguments = self._host.program.run_arguments(paths, instance_id)
+            child = HostChild.start(self._host.program.path, arguments, pipes.child)
+            pipes.close_child()
+            try:
+                await self._supervise(child, instance_id, paths, pipes.ours["log"])
+            except BaseException:
+                child.kill()
+                raise
+        finally:
+            pipes.close()
+
+    async def _supervise(self, child: HostChild, instance_id: str, paths: InstancePaths, log: int) -> None:
+        """Let the runtime finish, inside the instance's group from the start where it is quick enough for that.
+
+        The init runs nothing of the image, so that it is enough for it to be in the group before the first command.
+        """
+        try:
+            self._host.cgroups.attach(child.pid, instance_id)
+        except ProcessLookupError:
+            pass  # It has ended already: its exit code and log say why.
+        code = await child.wait()
+        message = logged_errors(bounded_read(log))
+        if code != 0:
+            raise classify(message or f"{self.name} run ended with {code} and said nothing")
+        pid = _read_pid(paths)
+        if not self._host.cgroups.contains(pid, instance_id) or self._flavour.manages_cgroups:
+            self._host.cgroups.attach(pid, instance_id)
+
+    def _take(self, instance_id: str, paths: InstancePaths, record: InstanceRecord) -> ContainerInstance:
+        host = self._host
+        instance = ContainerInstance(
+            instance_id,
+            _read_pid(paths),
+            paths,
+            record,
+            host.program,
+            host.cgroups,
+            self.discard,
+            self._file_limiter,
+        )
+        self._instances[instance_id] = instance
+        if self._flavour.takes_compiled_filter and self._compiled_filter is None:
+            self._compiled_filter = _compiled_filter(paths, instance_id)
+        return instance
+
+    # -- finding, adopting, discarding ----------------------------------------------------------------------------
+
+    async def instances(self) -> frozenset[str]:
+        directories = (entry.name for entry in os.scandir(self._run_directory) if entry.is_dir())
+        return frozenset(directories) | self._host.cgroups.names()
+
+    async def adopt(self, instance_id: str) -> Instance | None:
+        if instance_id in self._instances:
+            return self._instances[instance_id]
+        paths = self._paths(instance_id)
+        try:
+            record = msgspec.json.decode(paths.record.read_bytes(), type=InstanceRecord)
+            pid = _read_pid(paths)
+        except (FileNotFoundError, msgspec.DecodeError, RuntimeFailedError):
+            return None
+        # A pid says little after a restart; standing in the instance's own group says that it is ours.
+        if record.runtime != self._settings.runtime or not self._host.cgroups.contains(pid, instance_id):
+            return None
+        try:
+            instance = self._take(instance_id, paths, record)
+        except ProcessLookupError:
+            return None
+        if paths.rootfs.is_mount() and not self._flavour.own_kernel:
+            mounts.unmount(paths.rootfs, detach=True)
+        return instance
+
+    async def discard(self, instance_id: str) -> None:
+        """Remove an instance in the order that leaves it findable until nothing is left: processes, mounts, files,
+        groups."""
+        cgroups, paths = self._host.cgroups, self._paths(instance_id)
+        self._instances.pop(instance_id, None)
+        for directory in _process_directories(paths):
+            end_shell(directory)
+        cgroups.kill(instance_id)
+        await wait_empty(cgroups, instance_id)
+        if self._flavour.manages_cgroups and paths.runtime_state.exists():
+            await self._delete(instance_id, paths)
+        for entry in mounts.mounts_under(paths.directory) if _may_hold_mounts(paths) else ():
+            mounts.unmount(entry.target, detach=True)
+        shutil.rmtree(paths.directory, ignore_errors=True)
+        if not cgroups.remove(instance_id):
+            raise RuntimeFailedError(f"{instance_id}: its control group cannot be removed")
+
+    async def _delete(self, instance_id: str, paths: InstancePaths) -> None:
+        """Let a runtime that manages groups of its own remove them."""
+        pipes = Pipes()
+        try:
+            for target, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+                pipes.null(target, flags)
+            pipes.output("log", LOG_DESCRIPTOR)
+            arguments = [*self._host.program.global_arguments(paths.runtime_state), "delete", "--force", instance_id]
+            await HostChild.start(self._host.program.path, arguments, pipes.child).wait()
+        finally:
+            pipes.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenHost:
+    """What `open` found on the host."""
+
+    cgroups: Cgroups
+    program: RuntimeProgram
+    init: str
+
+
+def _find(program: str) -> str | None:
+    return find_program(program, PROGRAM_DIRECTORIES)
+
+
+def _limits(request: LaunchRequest) -> CgroupLimits:
+    resources = request.resources
+    return CgroupLimits(
+        memory_bytes=resources.memory_bytes,
+        swap_bytes=resources.swap_bytes,
+        pids=resources.pids,
+        cpu_millis=resources.cpu_millis,
+        idle=request.qos is QosClass.BEST_EFFORT,
+    )
+
+
+def _read_pid(paths: InstancePaths) -> int:
+    try:
+        return int(paths.pid.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError) as error:
+        raise RuntimeFailedError(f"{paths.directory.name}: the OCI runtime left no pid") from error
+
+
+def _compiled_filter(paths: InstancePaths, instance_id: str) -> str | None:
+    """Return the filter that crun compiled for its first instance: later ones need not compile it again (1 ms)."""
+    try:
+        return base64.b64encode((paths.runtime_state / instance_id / "seccomp.bpf").read_bytes()).decode()
+    except FileNotFoundError:
+        return None
+
+
+def _process_directories(paths: InstancePaths) -> Sequence[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(paths.directory / "processes")]
+    except FileNotFoundError:
+        return ()
+
+
+def _may_hold_mounts(paths: InstancePaths) -> bool:
+    """Whether it is worth reading the mount table: an instance that was launched holds none."""
+    return paths.rootfs.is_mount() or (paths.directory / "layers").exists()
