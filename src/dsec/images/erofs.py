@@ -95,6 +95,8 @@ def opened(file: Path, scratch: Path) -> Iterator[int]:
     try:
         mount_fd = mounts.new_mount("erofs", [("source", str(file)), ("ro", None)], _FLAGS)
     except OSError as error:
+        if error.errno in _DAMAGED:
+            raise _damaged(file, error.strerror or "") from error
         if error.errno not in _NOT_A_BLOCK_DEVICE:
             raise
         with _opened_at(file, scratch) as root_fd:

@@ -29,7 +29,8 @@ class LayerMounts:
     def __init__(self, root: Path, layers: Path) -> None:
         self._root = root
         self._layers = layers
-        self._privileged = os.geteuid() == 0
+        self.are_real = os.geteuid() == 0
+        """Whether layers are mounted at all."""
 
     def ensure(self, record: LayerRecord) -> Path:
         """Make a layer readable and return where. The caller holds the writer lock.
@@ -37,7 +38,7 @@ class LayerMounts:
         An ordinary user cannot mount: the directory itself is returned, which nothing but its permissions protects.
         """
         content = content_path(self._layers / hex_of(record.digest), record)
-        if not self._privileged:
+        if not self.are_real:
             return content
         target = self._root / hex_of(record.digest)
         if str(target.resolve()) not in self._targets():

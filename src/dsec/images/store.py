@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,7 @@ class LocalImageStore:
         self._mounts = LayerMounts(self.root / "mounts", self._layers)
         self._pins = Pins(self.root / "pins")
         self._cache: dict[tuple[str, ...], _CachedMount] = {}
+        self._held: set[str] = set()
         with exclusive(self._lock):
             self._staging.sweep()
             self._collect()
@@ -131,8 +132,16 @@ class LocalImageStore:
         infos = dict.fromkeys(layer for image in images for layer in image.layers)
         records = [layers.read_record(self._layers / hex_of(info.digest)) for info in infos]
         targets = tuple(self._mounts.ensure(record) for record in records)
+        if not self._mounts.are_real:
+            self._hold(info.digest for info in infos)
         devices = tuple((target, os.stat(target).st_dev) for target in targets)
         return _CachedMount(MountedImage(info=images[0], layer_paths=targets), identities, devices)
+
+    def _hold(self, digests: Iterable[str]) -> None:
+        """Protect layers that are used where they lie, since no mount shows other processes that they are."""
+        for digest in set(digests) - self._held:
+            self._pins.add(digest)
+            self._held.add(digest)
 
     def add_layer(self, tree: Path) -> str:
         """Store a copy of the directory `tree`. See the port."""
@@ -196,9 +205,11 @@ class LocalImageStore:
     def release(self) -> None:
         """Unmount the layers that no live sandbox uses, and collect. See the port."""
         with exclusive(self._lock):
-            used = {hex_of(digest) for digest in self._layers_in_use()}
-            for hex_digest in self._mounts.mounted() - used:
+            used = self._layers_in_use()
+            for hex_digest in self._mounts.mounted() - {hex_of(digest) for digest in used}:
                 self._mounts.unmount(hex_digest)
+            self._pins.drop(sorted(self._held - used))
+            self._held &= used
             self._collect()
 
     def _collect(self) -> None:

@@ -405,7 +405,7 @@ def copy_tree(tree: Path, writer: TreeWriter, progress: Callable[[int], None] | 
     try:
         for count, node in enumerate(walk(fd)):
             _copy_node(node, writer, linked)
-            if progress is not None and count % 1000 == 0:
+            if progress is not None and count and count % 2000 == 0:
                 progress(count)
     finally:
         os.close(fd)

@@ -1,0 +1,232 @@
+"""`dsec image`: import, build, list, inspect, tag and remove the images of this host.
+
+The commands work on the store itself, which is safe beside a running node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dsec.cli.context import Options, pass_options
+from dsec.cli.lazy import HELP_OPTIONS
+from dsec.cli.parameters import json_option, pairs_option
+
+if TYPE_CHECKING:
+    from dsec.images.store import LocalImageStore
+    from dsec.model.image import ImageInfo
+
+_FORMATS = ["auto", "rootfs-tar", "oci-layout", "docker-archive", "directory"]
+_EXISTING = click.Path(path_type=Path)
+
+
+@click.group(name="image", context_settings=HELP_OPTIONS)
+def image() -> None:
+    """Import, build, list and remove the images of this host."""
+
+
+@image.command(name="import")
+@click.argument("path", type=_EXISTING)
+@click.option("--name", required=True, metavar="NAME", help="Name of the image, such as my-env:v2.")
+@click.option("--format", "kind", type=click.Choice(_FORMATS), default="auto", help="What PATH is.")
+@pairs_option("--env", help="Variable of every command, where PATH brings no settings of its own.")
+@click.option("--workdir", default="/", metavar="DIR", help="Directory of every command, likewise.")
+@click.option("--user", default="0", metavar="USER", help="User of every command, likewise.")
+@json_option
+@pass_options
+def import_(
+    options: Options,
+    path: Path,
+    name: str,
+    kind: str,
+    env: tuple[tuple[str, str], ...],
+    workdir: str,
+    user: str,
+    as_json: bool,
+) -> None:
+    """Import an image: a tar of a root file system, an OCI layout, a docker archive, or a directory.
+
+    The format is told by content. Archives may be compressed with gzip, zstd, xz or bzip2.
+    """
+    from dsec.images.importers.detect import ImportFormat, import_image
+    from dsec.images.importers.request import ImportRequest
+    from dsec.model.image import ImageConfig
+
+    config = ImageConfig(env=dict(env), workdir=workdir, user=user)
+    with _store(options) as store, _progress() as progress:
+        request = ImportRequest(path=path, name=name, config=config, progress=progress)
+        made = import_image(store, request, kind=ImportFormat(kind))
+    _show_made(made, as_json)
+
+
+@image.command(name="build")
+@click.argument("context", type=_EXISTING)
+@click.option("-t", "--tag", "name", required=True, metavar="NAME", help="Name of the image, such as my-env:v2.")
+@click.option("-f", "--file", "dockerfile", type=_EXISTING, help="Dockerfile.  [CONTEXT/Dockerfile]")
+@pairs_option("--build-arg", help="Value of an ARG.")
+@click.option("--no-cache", is_flag=True, help="Run every step, and store what they add as one layer.")
+@json_option
+@pass_options
+def build(
+    options: Options,
+    context: Path,
+    name: str,
+    dockerfile: Path | None,
+    build_arg: tuple[tuple[str, str], ...],
+    no_cache: bool,
+    as_json: bool,
+) -> None:
+    """Build an image from a Dockerfile. FROM means an image of this host; nothing is pulled."""
+    from dsec.images.build import BuildRequest
+    from dsec.images.build import build as build_image
+
+    with _store(options) as store, _progress() as progress:
+        made = build_image(
+            store,
+            BuildRequest(
+                context=context,
+                name=name,
+                dockerfile=dockerfile,
+                arguments=dict(build_arg),
+                cache=not no_cache,
+                progress=progress,
+            ),
+        )
+    _show_made(made, as_json)
+
+
+@image.command(name="prepare")
+@click.argument("name", default="python")
+@json_option
+@pass_options
+def prepare(options: Options, name: str, as_json: bool) -> None:
+    """Make sure that the image NAME is here: build it if DSec has a recipe for it."""
+    from dsec.images.recipes import ensure
+
+    with _store(options) as store, _progress() as progress:
+        made = ensure(store, name, progress=progress)
+    _show_made(made, as_json)
+
+
+@image.command(name="ls")
+@json_option
+@pass_options
+def ls(options: Options, as_json: bool) -> None:
+    """List the images of this host."""
+    from dsec.base.units import format_size
+    from dsec.cli.output import age, print_json, print_table
+
+    with _store(options) as store:
+        images = store.list()
+    if as_json:
+        print_json(images)
+        return
+    rows = [
+        (each.name, each.image_id[7:19], str(len(each.layers)), format_size(_size(each)), age(each.created_at_s))
+        for each in images
+    ]
+    print_table(["name", "id", "layers", "size", "age"], rows)
+
+
+@image.command(name="inspect")
+@click.argument("name")
+@click.option("--verify", is_flag=True, help="Read every byte and compare it with the layers' digests.")
+@json_option
+@pass_options
+def inspect(options: Options, name: str, verify: bool, as_json: bool) -> None:
+    """Show an image: its layers, settings and source."""
+    from dsec.base.units import format_size
+    from dsec.cli.output import print_fields, print_json
+
+    with _store(options) as store:
+        found = store.get(name)
+        if verify:
+            store.verify(name)
+    if as_json:
+        print_json(found)
+        return
+    fields = [
+        ("name", found.name),
+        ("id", found.image_id),
+        ("source", found.source),
+        ("size", format_size(_size(found))),
+    ]
+    fields += [("user", found.config.user), ("workdir", found.config.workdir)]
+    fields += [("env", f"{key}={value}") for key, value in sorted(found.config.env.items())]
+    fields += [
+        ("layer", f"{layer.digest} {layer.format.value} {format_size(layer.size_bytes)}") for layer in found.layers
+    ]
+    print_fields(fields)
+
+
+@image.command(name="tag")
+@click.argument("source")
+@click.argument("name")
+@json_option
+@pass_options
+def tag(options: Options, source: str, name: str, as_json: bool) -> None:
+    """Give the image SOURCE the further name NAME, for example one that a Dockerfile's FROM wants."""
+    with _store(options) as store:
+        made = store.tag(source, name)
+    _show_made(made, as_json)
+
+
+@image.command(name="rm")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@pass_options
+def rm(options: Options, names: tuple[str, ...]) -> None:
+    """Remove names of images. Layers go with their last name, once no sandbox uses them."""
+    with _store(options) as store:
+        for name in names:
+            store.remove(name)
+
+
+@contextmanager
+def _store(options: Options) -> Iterator[LocalImageStore]:
+    from dsec.images.store import LocalImageStore
+
+    store = LocalImageStore(options.state_dir / "images")
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show lines on stderr: on a terminal the last one, with a spinner; otherwise all of them."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from dsec.cli.output import note, printable
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda line: note(printable(line))
+        return
+    with console.status("") as status:
+
+        def show(line: str) -> None:
+            if line.startswith("warning:"):
+                console.print(escape(printable(line)))
+            status.update(escape(printable(line)[: console.width - 4]))
+
+        yield show
+
+
+def _size(image: ImageInfo) -> int:
+    return sum(layer.size_bytes for layer in image.layers)
+
+
+def _show_made(image: ImageInfo, as_json: bool) -> None:
+    from dsec.base.units import format_size
+    from dsec.cli.output import print_json
+
+    if as_json:
+        print_json(image)
+    else:
+        click.echo(f"{image.name}  {image.image_id[7:19]}  {len(image.layers)} layers  {format_size(_size(image))}")

@@ -1,0 +1,147 @@
+"""Tar streams are read strictly; Python's and GNU's writers are the oracles."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsec.base.errors import DsecError, InvalidRequestError, UnsafeArchiveError
+from dsec.images.entries import Entry, EntryKind
+from dsec.images.importers.tar_reader import TarReader
+
+
+def read(data: bytes) -> list[tuple[Entry, bytes]]:
+    reader = TarReader(io.BytesIO(data))
+    return [(entry, b"".join(reader.content())) for entry in reader]
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes], kind: int = tarfile.PAX_FORMAT) -> bytes:
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w", format=kind, errors="surrogateescape") as tar:
+        for info, data in members:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("name", ["short", "d/" * 60 + "long" * 30, "x" * 300, "umlaut-\u00e4", "raw-\udcff"])
+def test_names_of_any_length_and_bytes_are_read(kind: int, name: str) -> None:
+    info = tarfile.TarInfo(name)
+    info.uid, info.mode, info.mtime = 3_000_000, 0o640, 1_600_000_000
+    ((entry, content),) = read(archive((info, b"data"), kind=kind))
+    assert entry.path == os.fsencode(name)
+    assert (entry.uid, entry.mode, entry.mtime_s, content) == (3_000_000, 0o640, 1_600_000_000, b"data")
+
+
+def test_attributes_are_bytes() -> None:
+    info = tarfile.TarInfo("a")
+    info.pax_headers = {"SCHILY.xattr.user.note": "\udcff\x01=\n"}
+    ((entry, _),) = read(archive((info, b"")))
+    assert entry.xattrs == {b"user.note": b"\xff\x01=\n"}
+
+
+def test_long_link_targets_are_read() -> None:
+    for kind in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        info = tarfile.TarInfo("a")
+        info.type, info.linkname = tarfile.SYMTYPE, "t/" * 100
+        ((entry, _),) = read(archive((info, b""), kind=kind))
+        assert (entry.kind, entry.link) == (EntryKind.SYMBOLIC_LINK, b"t/" * 100)
+
+
+def test_what_gnu_tar_writes_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t/d").mkdir(parents=True)
+    (tmp_path / "t/d/f").write_bytes(b"x" * 5000)
+    os.link(tmp_path / "t/d/f", tmp_path / "t/d/g")
+    os.symlink("f", tmp_path / "t/d/l")
+    for form in ("gnu", "pax", "ustar", "v7"):
+        data = subprocess.run(
+            ["tar", f"--format={form}", "--sort=name", "-C", tmp_path / "t", "-c", "."], capture_output=True, check=True
+        ).stdout
+        kinds = [(entry.path, entry.kind) for entry, _ in read(data)]
+        assert kinds == [
+            (b"./", EntryKind.DIRECTORY),
+            (b"./d/", EntryKind.DIRECTORY),
+            (b"./d/f", EntryKind.FILE),
+            (b"./d/g", EntryKind.HARD_LINK),
+            (b"./d/l", EntryKind.SYMBOLIC_LINK),
+        ]
+
+
+def test_content_that_is_not_asked_for_is_skipped() -> None:
+    data = archive((tarfile.TarInfo("a"), b"x" * 100_000), (tarfile.TarInfo("b"), b"y"))
+    reader = TarReader(io.BytesIO(data))
+    assert [entry.path for entry in reader] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("keep", [0, 100, 512, 700, 1024])
+def test_cut_off_archive_is_an_error(keep: int) -> None:
+    data = archive((tarfile.TarInfo("a"), b"x" * 600))
+    with pytest.raises(InvalidRequestError, match="ends in the middle"):
+        read(data[:keep])
+
+
+def test_damaged_header_in_the_middle_is_an_error_and_not_the_end() -> None:
+    data = bytearray(archive((tarfile.TarInfo("a"), b"x"), (tarfile.TarInfo("b"), b"y"), kind=tarfile.USTAR_FORMAT))
+    data[1024 + 10] ^= 1
+    with pytest.raises(InvalidRequestError, match="byte 1024"):
+        read(bytes(data))
+
+
+def test_something_else_is_no_tar() -> None:
+    with pytest.raises(InvalidRequestError, match="no tar"):
+        read(b"hello" * 1000)
+
+
+def test_extended_header_that_would_fill_memory_is_refused() -> None:
+    info = tarfile.TarInfo("a")
+    info.type, info.size = tarfile.XHDTYPE, 1 << 32
+    with pytest.raises(UnsafeArchiveError, match="extended header"):
+        read(info.tobuf(tarfile.USTAR_FORMAT) + bytes(1024))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"nonsense", b"99 path=a\n", b"5 a=\n", b"0 path=a\n", b"12 path=abcd", b"-9 path=a\n", b"11 path\nabc\n"],
+)
+def test_malformed_pax_record_is_an_error(record: bytes) -> None:
+    info = tarfile.TarInfo("a")
+    info.type, info.size = tarfile.XHDTYPE, len(record)
+    block = info.tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0")
+    try:
+        entries = read(block + archive((tarfile.TarInfo("a"), b"")))
+    except InvalidRequestError:
+        return
+    # "5 a=\n" is well-formed: an unknown key without a value.
+    assert record == b"5 a=\n"
+    assert [entry.path for entry, _ in entries] == [b"a"]
+
+
+def test_sparse_file_is_refused(tmp_path: Path) -> None:
+    with open(tmp_path / "s", "wb") as file:
+        file.truncate(1 << 22)
+        file.seek(1 << 21)
+        file.write(b"x")
+    for form in ("gnu", "pax"):
+        tar = ["tar", f"--format={form}", "--sparse", "-C", tmp_path, "-c", "s"]
+        data = subprocess.run(tar, capture_output=True, check=True).stdout
+        with pytest.raises(UnsafeArchiveError, match="sparse"):
+            read(data)
+
+
+@given(data=st.binary(max_size=2048), position=st.integers(0, 3000))
+@settings(max_examples=200, deadline=None)
+def test_any_damage_is_a_typed_error_or_reads(data: bytes, position: int) -> None:
+    whole = bytearray(archive((tarfile.TarInfo("a" * 200), b"x" * 700), (tarfile.TarInfo("b"), b"y")))
+    whole[position : position + len(data)] = data
+    try:
+        read(bytes(whole))
+    except DsecError:
+        pass
