@@ -17,6 +17,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dsec]:
 
 @pytest.fixture
 def dsec(server: Dsec) -> Iterator[Dsec]:
-    """The command line against a node without sandboxes; one node serves a module, as starting takes longer than a test."""
+    """The command line against a node without sandboxes; one node serves a module: starting is slower than a test."""
     yield server
     server.ok("sandbox", "rm", "--all")

@@ -29,7 +29,8 @@ def test_create_passes_every_option_on(dsec: Dsec) -> None:
     info = dsec.json(
         "sandbox", "create", "python", "--id", "sbx-12345", "--cpu", "0.5", "--memory", "512M", "--disk", "1G",
         "--pids", "64", "-e", "A=b=c", "-l", "task=fix-42", "-u", "root", "-w", "/", "--hostname", "h",
-        "--idle-timeout", "10m", "--max-lifetime", "none", "--on-expiry", "pause", "--seed", "7", "--qos", "best_effort", "--json",
+        "--idle-timeout", "10m", "--max-lifetime", "none", "--on-expiry", "pause", "--seed", "7",
+        "--qos", "best_effort", "--json",
     )  # fmt: skip
     spec = info["spec"]
     assert info["sandbox_id"] == "sbx-12345"
@@ -226,7 +227,7 @@ def test_stats_of_one_and_of_all(dsec: Dsec) -> None:
 
 
 def test_errors_of_a_server_that_is_not_there_exit_with_69(dsec: Dsec) -> None:
-    result = Dsec("http://127.0.0.1:1", dsec.portal, dsec.node)("sandbox", "ls")
+    result = Dsec("http://127.0.0.1:1", dsec.portal, dsec.node, dsec.runtime)("sandbox", "ls")
     assert result.exit_code == 69
     assert "error [node_unavailable]" in result.stderr
 

@@ -44,11 +44,13 @@ class Dsec:
         url: of the server's socket.
         portal: into the loop of the node.
         node: the node itself, for what the command line cannot do.
+        runtime: the node's, to look inside.
     """
 
     url: str
     portal: BlockingPortal
     node: Node
+    runtime: MemoryRuntime
 
     def __call__(self, *argv: str, input: bytes | str | None = None) -> Result:
         return CliRunner().invoke(cli, ["--url", self.url, *argv], input=input)
@@ -71,8 +73,7 @@ class Dsec:
 
 
 @asynccontextmanager
-async def _served(socket_path: Path) -> AsyncIterator[Node]:
-    runtime = MemoryRuntime()
+async def _served(socket_path: Path, runtime: MemoryRuntime) -> AsyncIterator[Node]:
     layers = MemoryWritableLayers(runtime.contents, runtime.quotas)
     parts = NodeParts(
         node_id="n0de1",
@@ -89,6 +90,6 @@ async def _served(socket_path: Path) -> AsyncIterator[Node]:
 @contextmanager
 def serving_in_memory(directory: Path) -> Iterator[Dsec]:
     """Serve a fresh node on a socket in `directory` until the block ends, and yield the command line against it."""
-    path = directory / "node.sock"
-    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(_served(path)) as node:
-        yield Dsec(f"unix:{path}", portal, node)
+    path, runtime = directory / "node.sock", MemoryRuntime()
+    with start_blocking_portal("asyncio") as portal, portal.wrap_async_context_manager(_served(path, runtime)) as node:
+        yield Dsec(f"unix:{path}", portal, node, runtime)
