@@ -7,11 +7,13 @@ takes over when it was undone, since the first caller's cancellation is not the 
 from __future__ import annotations
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
+    ImageNotFoundError,
     InvalidRequestError,
     InvalidStateError,
     SandboxExitedError,
@@ -21,16 +23,31 @@ from dsec.images.port import MountedImage
 from dsec.lifecycle.machine import Event
 from dsec.model.sandbox import SandboxInfo, SandboxSpec, SandboxState
 from dsec.node.admission import admit
-from dsec.node.core import Core, instance_name, shielded
+from dsec.node.core import Core, shielded
 from dsec.node.ending import take_apart, watch
 from dsec.node.lifetimes import Lifetimes
-from dsec.node.sandbox import Sandbox
+from dsec.node.sandbox import Sandbox, instance_name
 from dsec.node.validation import check_spec, resolve_spec
 from dsec.stores.port import SandboxRecord
 
 _UNSETTLED = frozenset({SandboxState.PENDING, SandboxState.CREATING})
 _ENDED = frozenset({SandboxState.STOPPING, SandboxState.STOPPED, SandboxState.FAILED})
 _MAXIMUM_TIMEOUT_S = 3600.0
+
+
+async def ensure_images(core: Core, spec: SandboxSpec) -> None:
+    """Make the images of a spec that are not there and can be made.
+
+    It happens before the create deadline counts: a first build takes longer, and everybody who asks meanwhile waits for
+    the same one.
+    """
+    for name in (spec.image, *spec.layers):
+        try:
+            core.parts.images.get(name)
+        except ImageNotFoundError:
+            if core.parts.ensure_image is None:
+                raise
+            await anyio.to_thread.run_sync(core.parts.ensure_image, name)
 
 
 async def create(
@@ -73,10 +90,12 @@ async def _create(core: Core, lifetimes: Lifetimes, spec: SandboxSpec, sandbox_i
     image = core.parts.images.mount((spec.image, *spec.layers))
     sandbox = Sandbox(_record(core, spec, resolved, sandbox_id, image), core.now_boot_s())
     core.registry.add(sandbox)
+    # A cancellation that already waits must find us where we undo: nothing may be awaited before.
+    sandbox.transition.acquire_nowait()
     try:
-        async with sandbox.transition:
-            await _bring_up_or_undo(core, sandbox)
+        await _bring_up_or_undo(core, sandbox)
     finally:
+        sandbox.transition.release()
         sandbox.settled.set()
     lifetimes.watch(sandbox)
     watch(core, sandbox)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -18,12 +19,20 @@ class HostProbe(Protocol):
 
 
 class SystemHost:
-    """This host, for a state directory."""
+    """This host, for a state directory.
 
-    def __init__(self, state_dir: Path) -> None:
+    Args:
+        state_dir: whose file system counts when there is no volume.
+        volume_free_bytes: tells what is left on the volume of writable layers; None: there is none.
+    """
+
+    def __init__(self, state_dir: Path, *, volume_free_bytes: Callable[[], int] | None = None) -> None:
         self._state_dir = state_dir
+        self._volume_free_bytes = volume_free_bytes
 
     def free_disk_bytes(self) -> int:
+        if self._volume_free_bytes is not None:
+            return self._volume_free_bytes()
         volume = os.statvfs(self._state_dir)
         return volume.f_bavail * volume.f_frsize
 

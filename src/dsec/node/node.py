@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -44,6 +45,12 @@ from dsec.node.sandbox import Generation, Sandbox
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import check_command
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
+
+_STEADY = frozenset({SandboxState.READY, SandboxState.PAUSED, SandboxState.STOPPED, SandboxState.FAILED})
+
+
+_DIGEST_LENGTH = 64
+"""Hexadecimal digits of a SHA-256."""
 
 
 class Node:
@@ -92,6 +99,12 @@ class Node:
     def node_id(self) -> str:
         return self._core.parts.node_id
 
+    def layers_in_use(self) -> frozenset[str]:
+        """Digests of the image layers that sandboxes stand on."""
+        paths = {Path(path) for sandbox in self._core.registry for path in sandbox.record.layer_paths}
+        # The store names a layer's directory, or the mount of its file, by the digest.
+        return frozenset(f"sha256:{part}" for path in paths for part in path.parts if len(part) == _DIGEST_LENGTH)
+
     async def aclose(self) -> None:
         """Take no more requests and end those under way with `NodeUnavailableError`. Sandboxes live on. Idempotent."""
         self._core.closing = True
@@ -117,6 +130,7 @@ class Node:
         self, spec: SandboxSpec, *, sandbox_id: str | None = None, timeout_s: float = DEFAULT_CREATE_TIMEOUT_S
     ) -> SandboxInfo:
         self._core.check_open()
+        await creation.ensure_images(self._core, spec)
         return await creation.create(self._core, self._lifetimes, spec, sandbox_id, timeout_s)
 
     async def inspect(self, sandbox_id: str) -> SandboxInfo:
@@ -354,6 +368,9 @@ class Node:
         async with sandbox.transition:
             if sandbox.forgotten:
                 raise SandboxNotFoundError(f"the creation of {sandbox.sandbox_id} was undone")
+            if sandbox.state not in _STEADY:
+                # Nobody holds the transition, so that nobody will end it: it was left by an error.
+                raise sandbox.unusable()
 
     @contextmanager
     def _activity(self, sandbox: Sandbox) -> Iterator[None]:

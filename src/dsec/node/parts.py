@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class NodeParts:
     Attributes:
         node_id: stands in every sandbox id this node makes.
         runtime, layers, images, journal, host: the mechanisms.
+        ensure_image: makes an image that is not there, if it knows how; blocks for as long as a build takes, and raises
+            `ImageNotFoundError` for a name it does not know. None: nothing is made.
         settings: what can be set.
         spool_dir: where the output of background processes is kept across restarts; None: in memory only.
         clock, random_bytes: time and chance.
@@ -36,6 +39,7 @@ class NodeParts:
     journal: Journal
     host: HostProbe
     settings: NodeSettings = field(default_factory=NodeSettings)
+    ensure_image: Callable[[str], object] | None = None
     spool_dir: Path | None = None
     clock: Clock = field(default_factory=SystemClock)
     random_bytes: RandomBytes = os.urandom

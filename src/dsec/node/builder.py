@@ -1,0 +1,95 @@
+"""Build the node of this host from its settings: the one place where ports meet their drivers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+
+from dsec.base.errors import CapabilityMissingError
+from dsec.images import recipes
+from dsec.images.store import LocalImageStore
+from dsec.node.host import SystemHost, boot_id
+from dsec.node.lock import hold_state, node_id
+from dsec.node.node import Node
+from dsec.node.parts import NodeParts
+from dsec.node.settings import NodeSettings, default_state_dir
+from dsec.runtimes.container.runtime import ContainerRuntime, ContainerRuntimeSettings
+from dsec.runtimes.port import Runtime
+from dsec.state.btrfs import BtrfsWritableLayers
+from dsec.state.directory import DirectoryWritableLayers
+from dsec.state.port import WritableLayers
+from dsec.state.volume import StateVolume, open_volume
+from dsec.stores.journal import SqliteJournal
+
+
+@asynccontextmanager
+async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
+    """Be the node of `settings.state_dir` until the context ends. Sandboxes live on.
+
+    Raises:
+        StateLockedError: another process is.
+        StateCorruptedError: journal, image store or volume do not verify; nothing was changed.
+        CapabilityMissingError: this host can run nothing.
+    """
+    state_dir = Path(settings.state_dir) if settings.state_dir else default_state_dir()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(hold_state(state_dir))
+        name = node_id(state_dir, os.urandom)
+        storage = await anyio.to_thread.run_sync(_open_storage, state_dir)
+        in_use = _LayersInUse()
+        images = LocalImageStore(state_dir / "images", layers_in_use=in_use)
+        stack.callback(images.close)
+        parts = NodeParts(
+            node_id=name,
+            runtime=_runtime(settings, name),
+            layers=storage.layers,
+            images=images,
+            ensure_image=lambda image: recipes.ensure(images, image),
+            journal=SqliteJournal(state_dir / "journal.sqlite"),
+            host=SystemHost(state_dir, volume_free_bytes=storage.free_bytes),
+            settings=settings,
+            spool_dir=state_dir / "spool",
+            boot_id=boot_id(),
+        )
+        node = await stack.enter_async_context(Node.open(parts))
+        in_use.ask(node.layers_in_use)
+        yield node
+
+
+def _runtime(settings: NodeSettings, name: str) -> Runtime:
+    return ContainerRuntime(ContainerRuntimeSettings(node_id=name, runtime=settings.runtime))
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """Where sandboxes write, and how much more they can."""
+
+    layers: WritableLayers
+    free_bytes: Callable[[], int] | None
+
+
+def _open_storage(state_dir: Path) -> _Storage:
+    """Open the btrfs volume, or plain directories where the host has no btrfs; capabilities tell the difference."""
+    try:
+        volume: StateVolume = open_volume(state_dir)
+    except CapabilityMissingError:
+        return _Storage(DirectoryWritableLayers(state_dir / "volume"), None)
+    return _Storage(BtrfsWritableLayers(volume), volume.free_bytes)
+
+
+class _LayersInUse:
+    """Tells the image store which layers sandboxes use. Until the node can be asked, nothing may be collected."""
+
+    def __init__(self) -> None:
+        self._ask: Callable[[], frozenset[str]] = frozenset
+
+    def ask(self, source: Callable[[], frozenset[str]]) -> None:
+        self._ask = source
+
+    def __call__(self) -> frozenset[str]:
+        return self._ask()
