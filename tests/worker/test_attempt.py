@@ -336,6 +336,16 @@ async def test_a_clean_sandbox_needs_declared_paths(lab: Lab) -> None:
     assert (result.outcome, lab.service.created) == (Outcome.INFRASTRUCTURE_ERROR, 0)
 
 
+async def test_names_that_are_not_utf8_can_be_recorded(lab: Lab) -> None:
+    lab.play(Decision(calls=(Run(argv=("true",)),)), Done())
+    lab.service.faults["run"] = [PathNotFoundError("/a\udcff is missing"), PathNotFoundError("/b\udcff")]
+    result = await lab.attempt()
+    (played,) = last_try(lab.events())  # type: ignore[arg-type]
+    assert isinstance(played.results[0], ToolFailed)
+    assert played.results[0].brief == "/a? is missing"
+    assert "/b?" in result.verdict.reason
+
+
 async def test_removal_that_fails_does_not_change_the_verdict(lab: Lab) -> None:
     lab.service.faults["remove"] = [DsecError("no")]
     task = parse_task(lab.folder)

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dsec.model.value import Value
 
 
+def recordable(text: str) -> str:
+    """Return `text` as JSON can hold it: surrogates, which stand for bytes of names that are not UTF-8, become "?"."""
+    return text.encode(errors="replace").decode()
+
+
 class Content(Value, frozen=True, omit_defaults=True):
     """Bytes that people can read in a JSON record.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.base.units import KIB, MIB
-from dsec.episode.content import Content
+from dsec.episode.content import Content, recordable
 from dsec.model.process import CommandResult, ExitStatus
 from dsec.model.value import Value
 
@@ -155,7 +155,8 @@ class ToolFailed(Value, frozen=True, tag="failed", tag_field="result", omit_defa
     @classmethod
     def of(cls, error: DsecError) -> ToolFailed:
         """Turn an error into a record."""
-        return cls(code=error.code, brief=error.brief, detail=error.detail, resolution=error.resolution)
+        texts = (recordable(text) for text in (error.brief, error.detail, error.resolution))
+        return cls(error.code, *texts)
 
 
 ToolResult = CommandOutput | FileWritten | FileContent | Uploaded | ToolFailed

@@ -22,6 +22,7 @@ import msgspec
 
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, InvalidStateError, SandboxExitedError, SandboxNotFoundError
+from dsec.episode.content import recordable
 from dsec.episode.retry import next_delay_s
 from dsec.episode.tools import CommandOutput
 from dsec.episode.trajectory import TryBegan, TryEnded, encode_event
@@ -131,7 +132,7 @@ class Attempt:
             await self._destroy(current)
         await self._log_end(current, error)
         if error is not None:
-            return judge_error(error, current.phase)
+            return _recordable(judge_error(error, current.phase))
         assert verdict is not None
         return Judgement(verdict=verdict)
 
@@ -247,7 +248,7 @@ class Attempt:
             return
         end = current.end or PolicyEnd(reason="")
         event = TryEnded(
-            reason=error.brief if error else end.reason,
+            reason=recordable(error.brief if error else end.reason),
             timed_out=end.timed_out,
             error_code=error.code if error else "",
         )
@@ -259,7 +260,7 @@ class Attempt:
             attempt=self._number,
             verdict=verdict,
             tries=len(self._broken) + 1,
-            policy_end=current.end.reason if current.end else "",
+            policy_end=recordable(current.end.reason) if current.end else "",
             started_at_s=round(self._started_at_s, 6),
             duration_s=round(self._watch.elapsed_s(), 6),
             guest_s=round(self._guest_s, 6),
@@ -271,6 +272,12 @@ class Attempt:
             broken_tries=tuple(self._broken),
         )
         return _with_outputs(result, current)
+
+
+def _recordable(judgement: Judgement) -> Judgement:
+    """Return the judgement with a reason that JSON can hold: errors name paths, and a guest chooses those."""
+    verdict = msgspec.structs.replace(judgement.verdict, reason=recordable(judgement.verdict.reason))
+    return Judgement(verdict=verdict, retry=judgement.retry)
 
 
 def _with_outputs(result: AttemptResult, current: _Try) -> AttemptResult:
