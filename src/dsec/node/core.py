@@ -18,7 +18,7 @@ from dsec.lifecycle.machine import Event, next_state
 from dsec.model.sandbox import SandboxInfo
 from dsec.node.parts import NodeParts
 from dsec.node.registry import Registry
-from dsec.node.sandbox import Generation, Sandbox
+from dsec.node.sandbox import Generation, Sandbox, instance_name
 from dsec.node.slots import SLOT_SIZE, HostIdSlots
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import Reports, merged_reports
@@ -82,11 +82,6 @@ class Core:
             )
         )
         return Generation(record, instance)
-
-
-def instance_name(sandbox_id: str, generation: int) -> str:
-    """Name of an instance and of its writable layer."""
-    return f"{sandbox_id}-g{generation}"
 
 
 @contextmanager

@@ -7,11 +7,11 @@ import shutil
 import msgspec
 import structlog
 
-from dsec.base.errors import DsecError, SandboxExitedError, SandboxNotFoundError
+from dsec.base.errors import DsecError, PlatformError, SandboxExitedError, SandboxNotFoundError
 from dsec.lifecycle.machine import Event
 from dsec.model.sandbox import SandboxInfo, SandboxState
-from dsec.node.core import Core, instance_name, shielded
-from dsec.node.sandbox import Generation, Sandbox
+from dsec.node.core import Core, shielded
+from dsec.node.sandbox import Generation, Sandbox, instance_name
 
 _log = structlog.get_logger(__name__)
 _OVER = frozenset({SandboxState.STOPPED, SandboxState.FAILED})
@@ -23,15 +23,17 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
     The slot is freed last, when no process can hold an id of it any more.
     """
     end_use(sandbox, error)
-    generation = sandbox.generation
     record = sandbox.record
-    if generation is not None:
-        await generation.instance.terminate()
-    else:
-        await core.parts.runtime.discard(instance_name(record.sandbox_id, record.generation))
-    sandbox.generation = None
-    for name in (record.layer, *sorted(sandbox.checkpoints)):
+    if sandbox.generation is not None:
+        await sandbox.generation.instance.terminate()
+        sandbox.instances.discard(sandbox.generation.instance.instance_id)
+        sandbox.generation = None
+    for name in sorted(sandbox.instances):
+        await core.parts.runtime.discard(name)
+        sandbox.instances.discard(name)
+    for name in sorted(sandbox.layers | sandbox.checkpoints):
         core.parts.layers.discard(name)
+    sandbox.layers.clear()
     sandbox.checkpoints.clear()
     remove_spool(core, record.sandbox_id, record.generation)
     core.slots.release(record.slot)
@@ -97,7 +99,14 @@ async def remove(core: Core, sandbox_id: str) -> None:
 
 async def fail(core: Core, sandbox: Sandbox, error: DsecError) -> None:
     """Record why a sandbox failed and free what it held. The caller holds `sandbox.transition`."""
-    await core.move(sandbox, Event.FAILED, cause=error.brief, cause_code=error.code)
+    changes = {"cause": error.brief, "cause_code": error.code}
+    try:
+        await core.move(sandbox, Event.FAILED, **changes)
+    except PlatformError as journal_error:
+        # A sandbox without processes must not look alive because the journal cannot be written; a restart finds out
+        # anew.
+        _log.error("failure_not_journalled", sandbox_id=sandbox.sandbox_id, error=str(journal_error))
+        sandbox.record = msgspec.structs.replace(sandbox.record, state=SandboxState.FAILED, **changes)
     _log.warning("sandbox_failed", sandbox_id=sandbox.sandbox_id, cause=error.brief)
     await take_apart(core, sandbox, sandbox.unusable())
 

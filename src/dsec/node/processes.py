@@ -34,9 +34,9 @@ from dsec.model.process import (
     TerminalSize,
 )
 from dsec.node.commands import end_process, feed, spawn_request
-from dsec.node.core import Core, instance_name, shielded
+from dsec.node.core import Core, shielded
 from dsec.node.output import Cursor, OutputLog
-from dsec.node.sandbox import Generation, Sandbox
+from dsec.node.sandbox import Generation, Sandbox, instance_name
 from dsec.node.spool import Spool
 from dsec.node.validation import check_terminal, check_timeout
 from dsec.runtimes.port import Process

@@ -15,12 +15,12 @@ import structlog
 from dsec.base.errors import DsecError, RuntimeFailedError
 from dsec.lifecycle.machine import Event
 from dsec.model.sandbox import SandboxState
-from dsec.node.core import Core, instance_name
+from dsec.node.core import Core
 from dsec.node.ending import fail, take_apart, watch
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.processes import take_over
 from dsec.node.rollback import checkpoint_prefix, make_layer, next_generation
-from dsec.node.sandbox import Generation, Sandbox
+from dsec.node.sandbox import Generation, Sandbox, instance_name
 from dsec.stores.port import ProcessRecord, SandboxRecord
 
 _log = structlog.get_logger(__name__)
@@ -42,6 +42,8 @@ class Recovery:
     async def run(self) -> None:
         parts = self._core.parts
         content = parts.journal.load()
+        for sandbox_id in content.removed:
+            self._core.registry.remember_removed(sandbox_id)
         for process in content.processes:
             self._processes[process.sandbox_id].append(process)
         self._instances = set(await parts.runtime.instances())
@@ -136,8 +138,11 @@ class Recovery:
         """Both generations may exist in part; the new one is made again from the beginning."""
         core, old = self._core, sandbox.record
         new = next_generation(old)
-        for generation in (old.generation, new.generation):
-            await core.parts.runtime.discard(instance_name(old.sandbox_id, generation))
+        new_name = instance_name(new.sandbox_id, new.generation)
+        sandbox.instances.add(new_name)
+        sandbox.layers.add(new.layer)
+        for name in (instance_name(old.sandbox_id, old.generation), new_name):
+            await core.parts.runtime.discard(name)
         core.parts.layers.discard(new.layer)
         make_layer(core, old, new.layer)
         await core.parts.journal.delete_processes(old.sandbox_id)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dsec.base.errors import SandboxNotFoundError
 from dsec.model.sandbox import SandboxFilter, SandboxState
 from dsec.node.sandbox import Sandbox
+from dsec.stores.port import REMEMBERED_IDS
 
-_REMEMBERED_IDS = 65_536
 _OVER = frozenset({SandboxState.STOPPED, SandboxState.FAILED})
 
 
@@ -44,8 +44,11 @@ class Registry:
         sandbox.forgotten = True
         if self._sandboxes.get(sandbox.sandbox_id) is sandbox:
             del self._sandboxes[sandbox.sandbox_id]
-        self._removed[sandbox.sandbox_id] = None
-        if len(self._removed) > _REMEMBERED_IDS:
+        self.remember_removed(sandbox.sandbox_id)
+
+    def remember_removed(self, sandbox_id: str) -> None:
+        self._removed[sandbox_id] = None
+        if len(self._removed) > REMEMBERED_IDS:
             self._removed.popitem(last=False)
 
     def was_known(self, sandbox_id: str) -> bool:

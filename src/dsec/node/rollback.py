@@ -15,9 +15,9 @@ from dsec.base.ids import random_body
 from dsec.lifecycle.machine import Event
 from dsec.model.capability import Capability
 from dsec.model.sandbox import SandboxInfo, SandboxState
-from dsec.node.core import Core, instance_name
+from dsec.node.core import Core, shielded
 from dsec.node.ending import end_use, fail, remove_spool, watch
-from dsec.node.sandbox import Sandbox
+from dsec.node.sandbox import Sandbox, instance_name
 from dsec.node.validation import require_capability
 from dsec.stores.port import SandboxRecord
 
@@ -45,19 +45,20 @@ async def rollback(core: Core, sandbox: Sandbox, snapshot: str | None) -> Sandbo
     async with sandbox.transition:
         if sandbox.generation is None:
             raise sandbox.unusable()
-        done = False
+        failure: DsecError = RuntimeFailedError("its rollback was interrupted or took too long")
         with anyio.CancelScope(shield=True) as scope:
             scope.deadline = anyio.current_time() + core.settings.rollback_timeout_s
             sandbox.transition_scope = scope
             try:
                 await _roll_back(core, sandbox, snapshot)
-                done = True
+                return core.info(sandbox)
+            except DsecError as error:
+                failure = error
             finally:
                 sandbox.transition_scope = None
-        if not done:
-            await _fail(core, sandbox, RuntimeFailedError("its rollback was interrupted or took too long"))
-            raise sandbox.unusable()
-        return core.info(sandbox)
+        if sandbox.state is SandboxState.ROLLING_BACK:
+            await _fail(core, sandbox, failure)
+        raise failure
 
 
 async def _roll_back(core: Core, sandbox: Sandbox, snapshot: str | None) -> None:
@@ -67,26 +68,25 @@ async def _roll_back(core: Core, sandbox: Sandbox, snapshot: str | None) -> None
     await core.move(sandbox, Event.ROLLBACK_BEGAN, rollback_to=snapshot)
     old = sandbox.record
     new = next_generation(old)
+    sandbox.layers.add(new.layer)
     try:
         make_layer(core, old, new.layer)
     except DsecError:
         # Nothing of the old generation was touched: the sandbox is what it was.
         await core.move(sandbox, Event.ROLLED_BACK, rollback_to=None)
         raise
-    try:
-        await _replace(core, sandbox, new)
-    except DsecError as error:
-        await _fail(core, sandbox, error)
-        raise
-    core.supervisor.start(f"discard {old.layer}", lambda: _discard(core, old))
+    await _replace(core, sandbox, new)
+    core.supervisor.start(f"discard {old.layer}", lambda: _discard(core, sandbox, old))
 
 
 async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord) -> None:
     old = sandbox.running()
     end_use(sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was rolled back"))
     await old.instance.terminate()
+    sandbox.instances.discard(old.instance.instance_id)
     sandbox.generation = None
     await core.parts.journal.delete_processes(sandbox.sandbox_id)
+    sandbox.instances.add(instance_name(new.sandbox_id, new.generation))
     sandbox.generation = await core.launch(new)
     await core.move(sandbox, Event.ROLLED_BACK, generation=new.generation, layer=new.layer, rollback_to=None)
     watch(core, sandbox)
@@ -107,17 +107,14 @@ def make_layer(core: Core, old: SandboxRecord, name: str) -> None:
         core.parts.layers.branch(old.rollback_to, name, quota_bytes=quota_bytes)
 
 
-async def _discard(core: Core, old: SandboxRecord) -> None:
+async def _discard(core: Core, sandbox: Sandbox, old: SandboxRecord) -> None:
+    """Discard the layer of an earlier generation; what fails here is tried again when the sandbox ends."""
     core.parts.layers.discard(old.layer)
+    sandbox.layers.discard(old.layer)
     remove_spool(core, old.sandbox_id, old.generation)
 
 
 async def _fail(core: Core, sandbox: Sandbox, error: DsecError) -> None:
-    """Fail a sandbox of which two generations may exist in part."""
-    record = sandbox.record
-    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + core.settings.end_timeout_s):
-        new = next_generation(record) if record.state is SandboxState.ROLLING_BACK else record
-        failure = error if isinstance(error, RuntimeFailedError) else RuntimeFailedError(error.brief)
+    failure = error if isinstance(error, RuntimeFailedError) else RuntimeFailedError(error.brief, detail=error.detail)
+    with shielded(core.settings.end_timeout_s, f"cleaning up after {sandbox.sandbox_id}"):
         await fail(core, sandbox, failure)
-        await core.parts.runtime.discard(instance_name(new.sandbox_id, new.generation))
-        core.parts.layers.discard(new.layer)

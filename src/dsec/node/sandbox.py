@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from dsec.node.sessions import Session
 
 
+def instance_name(sandbox_id: str, generation: int) -> str:
+    """Name of an instance and of its writable layer."""
+    return f"{sandbox_id}-g{generation}"
+
+
 class Operation:
     """A foreground operation that the end of its generation ends."""
 
@@ -108,6 +113,7 @@ class Sandbox:
         settled: set once a creation ended, either way.
         processes, sessions: background processes and shell sessions of this generation, by id.
         checkpoints: names of its checkpoints.
+        instances, layers: names of what may exist of it on the host, the current generation's included.
         active: operations under way; while there is one the sandbox is not idle.
         idle_since_boot_s: when the last operation ended.
         next_check_boot_s: when the timer looks at it next.
@@ -124,6 +130,8 @@ class Sandbox:
         self.processes: dict[str, BackgroundProcess] = {}
         self.sessions: dict[str, Session] = {}
         self.checkpoints: set[str] = set()
+        self.instances = {instance_name(record.sandbox_id, record.generation)}
+        self.layers = {record.layer}
         self.active = 0
         self.idle_since_boot_s = now_boot_s
         self.next_check_boot_s: float | None = None

@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from dsec.base.errors import DsecError, HostDiskFullError, NodeUnavailableError, StateCorruptedError
-from dsec.stores.port import JournalContent, ProcessRecord, SandboxRecord
+from dsec.stores.port import REMEMBERED_IDS, JournalContent, ProcessRecord, SandboxRecord
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -31,11 +31,15 @@ CREATE TABLE sandbox (sandbox_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT
 CREATE TABLE process (
     sandbox_id TEXT NOT NULL, process_id TEXT NOT NULL, record BLOB NOT NULL, PRIMARY KEY (sandbox_id, process_id)
 ) WITHOUT ROWID;
+CREATE TABLE removed (number INTEGER PRIMARY KEY, sandbox_id TEXT NOT NULL);
 """
 _PUT_SANDBOX = "INSERT OR REPLACE INTO sandbox VALUES (?, ?)"
 _PUT_PROCESS = "INSERT OR REPLACE INTO process VALUES (?, ?, ?)"
 _DELETE_SANDBOX = "DELETE FROM sandbox WHERE sandbox_id = ?"
+_REMEMBER = "INSERT INTO removed (sandbox_id) VALUES (?)"
+_PRUNE = f"DELETE FROM removed WHERE number <= (SELECT max(number) FROM removed) - {REMEMBERED_IDS}"
 _DELETE_PROCESSES = "DELETE FROM process WHERE sandbox_id = ?"
+_DELETION = (_DELETE_SANDBOX, _DELETE_PROCESSES, _REMEMBER)
 
 _Statement = tuple[str, tuple[str | bytes, ...]]
 _Record = TypeVar("_Record", SandboxRecord, ProcessRecord)
@@ -71,18 +75,20 @@ class SqliteJournal:
         try:
             sandboxes = self._connection.execute("SELECT record FROM sandbox ORDER BY sandbox_id").fetchall()
             processes = self._connection.execute("SELECT record FROM process ORDER BY process_id").fetchall()
+            removed = self._connection.execute("SELECT sandbox_id FROM removed ORDER BY number").fetchall()
         except sqlite3.Error as error:
             raise self._translated(error) from error
         return JournalContent(
             sandboxes=tuple(self._decode(row[0], SandboxRecord) for row in sandboxes),
             processes=tuple(self._decode(row[0], ProcessRecord) for row in processes),
+            removed=tuple(row[0] for row in removed),
         )
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
         await self._write((_PUT_SANDBOX, (record.sandbox_id, _encode(record))))
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        await self._write((_DELETE_SANDBOX, (sandbox_id,)), (_DELETE_PROCESSES, (sandbox_id,)))
+        await self._write(*((text, (sandbox_id,)) for text in _DELETION), (_PRUNE, ()))
 
     async def put_process(self, record: ProcessRecord) -> None:
         await self._write((_PUT_PROCESS, (record.sandbox_id, record.process_id, _encode(record))))

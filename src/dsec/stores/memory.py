@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsec.stores.port import JournalContent, ProcessRecord, SandboxRecord
+from dsec.stores.port import REMEMBERED_IDS, JournalContent, ProcessRecord, SandboxRecord
 
 
 class MemoryJournal:
@@ -11,15 +11,21 @@ class MemoryJournal:
     def __init__(self) -> None:
         self._sandboxes: dict[str, SandboxRecord] = {}
         self._processes: dict[tuple[str, str], ProcessRecord] = {}
+        self._removed: list[str] = []
 
     def load(self) -> JournalContent:
-        return JournalContent(sandboxes=tuple(self._sandboxes.values()), processes=tuple(self._processes.values()))
+        return JournalContent(
+            sandboxes=tuple(self._sandboxes.values()),
+            processes=tuple(self._processes.values()),
+            removed=tuple(self._removed),
+        )
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
         self._sandboxes[record.sandbox_id] = record
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)
+        self._removed = [*self._removed, sandbox_id][-REMEMBERED_IDS:]
         await self.delete_processes(sandbox_id)
 
     async def put_process(self, record: ProcessRecord) -> None:

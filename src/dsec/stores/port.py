@@ -19,6 +19,9 @@ from dsec.model.process import ExitStatus
 from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.model.value import Value
 
+REMEMBERED_IDS = 65_536
+"""Ids of deleted sandboxes that a journal remembers, so that removing twice is removing once, also after a restart."""
+
 
 class SandboxRecord(Value, frozen=True):
     """One sandbox as the journal knows it (docs/formats/journal.md).
@@ -83,10 +86,16 @@ class ProcessRecord(Value, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalContent:
-    """Everything that a journal holds."""
+    """Everything that a journal holds.
+
+    Attributes:
+        sandboxes, processes: the records.
+        removed: ids that were deleted, the oldest first; at most `REMEMBERED_IDS`.
+    """
 
     sandboxes: tuple[SandboxRecord, ...]
     processes: tuple[ProcessRecord, ...]
+    removed: tuple[str, ...] = ()
 
 
 class Journal(Protocol):
@@ -99,7 +108,7 @@ class Journal(Protocol):
         """Write a sandbox, replacing what had its id."""
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        """Forget a sandbox and its processes. Idempotent."""
+        """Forget a sandbox and its processes, but for its id. Idempotent."""
 
     async def put_process(self, record: ProcessRecord) -> None:
         """Write a background process, replacing what had its ids."""

@@ -1,0 +1,149 @@
+"""Faults for the node's tests: every call to a mechanism is a step at which it can fail, or the node can be killed.
+
+A *failure* makes one call raise `RuntimeFailedError` without an effect. A *kill* makes that call and every later one
+raise `Killed`: before the effect or after it, as `kill -9` can come at any instruction. No clean-up of a killed node
+reaches the host, which is what makes it a kill.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dsec.base.errors import RuntimeFailedError
+from dsec.model.sandbox import SandboxState
+from dsec.node.node import Node
+from dsec.node.parts import NodeParts
+from dsec.node.sandbox import instance_name
+from dsec.testing.memory_node import MemoryHost
+
+_STEPS = frozenset(
+    {
+        "launch", "adopt", "discard", "spawn", "terminate", "pause", "resume", "kill_processes", "end_orphans",
+        "reattach",
+        "create", "branch", "checkpoint",
+        "put_sandbox", "delete_sandbox", "put_process", "delete_processes",
+        "kill",
+    }
+)  # fmt: skip
+_WRAPPED_RESULTS = frozenset({"launch", "adopt", "spawn", "reattach"})
+_CLOSING = frozenset({"close"})
+
+
+class Killed(BaseException):
+    """The node is dead; nothing of it reaches the host any more."""
+
+
+class Faults:
+    """Counts steps, and strikes at one of them.
+
+    Args:
+        fail_at: step whose call raises an error.
+        kill_at: step at which the node dies; each call has two, before its effect and after it.
+    """
+
+    def __init__(self, *, fail_at: int = 0, kill_at: int = 0) -> None:
+        self.fail_at, self.kill_at = fail_at, kill_at
+        self.steps = 0
+        self.dead = False
+        self.struck = ""
+        self.armed = True
+
+    def before(self, name: str) -> None:
+        self._check_dead()
+        if not self.armed or name not in _STEPS:
+            return
+        self._count(f"before {name}")
+        if self.steps == self.fail_at:
+            self.struck = name
+            raise RuntimeFailedError(f"{name} was made to fail")
+
+    def after(self, name: str) -> None:
+        if self.armed and name in _STEPS and self.kill_at:
+            self._count(f"after {name}")
+
+    def _count(self, name: str) -> None:
+        self.steps += 1
+        if self.steps == self.kill_at:
+            self.dead = True
+            self.struck = name
+        self._check_dead()
+
+    def _check_dead(self) -> None:
+        if self.dead:
+            raise Killed
+
+    def parts(self, host: MemoryHost) -> NodeParts:
+        wrap: Callable[[Any], Any] = lambda target: Faulty(target, self)  # noqa: E731
+        return host.parts(runtime=wrap(host.runtime), layers=wrap(host.layers), journal=wrap(host.journal))
+
+
+class Faulty:
+    """A mechanism, or what it returned, with faults at its calls."""
+
+    def __init__(self, target: Any, faults: Faults) -> None:
+        self._target, self._faults = target, faults
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        if not callable(value):
+            return value
+        return self._async(name, value) if inspect.iscoroutinefunction(value) else self._sync(name, value)
+
+    def _sync(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if name in _CLOSING and self._faults.dead:
+                return None
+            self._faults.before(name)
+            result = call(*args, **kwargs)
+            self._faults.after(name)
+            return result
+
+        return wrapper
+
+    def _async(self, name: str, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if name in _CLOSING and self._faults.dead:
+                return None
+            self._faults.before(name)
+            result = await call(*args, **kwargs)
+            self._faults.after(name)
+            return Faulty(result, self._faults) if name in _WRAPPED_RESULTS and result is not None else result
+
+        return wrapper
+
+
+async def killed(host: MemoryHost, faults: Faults, action: Callable[[Node], Awaitable[object]]) -> bool:
+    """Run `action` on a node of `host` until the fault kills it; return whether it did."""
+    try:
+        async with Node.open(faults.parts(host)) as node:
+            await action(node)
+            faults.armed = False
+    except Killed:
+        return True
+    assert not faults.dead, "the node swallowed its own death"
+    return False
+
+
+_HELD = frozenset({SandboxState.READY, SandboxState.PAUSED})
+
+
+async def check_no_leak(host: MemoryHost, node: Node) -> None:
+    """Assert that the host holds exactly what the node's live sandboxes need."""
+    core = node._core
+    held = [sandbox for sandbox in core.registry if sandbox.generation is not None]
+    assert {sandbox.state for sandbox in held} <= _HELD
+    names = {instance_name(sandbox.sandbox_id, sandbox.record.generation) for sandbox in held}
+    assert await host.runtime.instances() == names
+    checkpoints = {name for sandbox in held for name in sandbox.checkpoints}
+    assert host.layers.names() == names | checkpoints
+    slots = [sandbox.record.slot for sandbox in held]
+    assert len(set(slots)) == len(slots)
+    assert core.slots.taken == frozenset(slots)
+    assert host.runtime.used_host_ids == {
+        instance_name(sandbox.sandbox_id, sandbox.record.generation): core.slots.first_host_id(sandbox.record.slot)
+        for sandbox in held
+    }
+    recorded = {record.sandbox_id: record for record in host.journal.load().sandboxes}
+    assert recorded == {sandbox.sandbox_id: sandbox.record for sandbox in core.registry}
