@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -105,6 +104,16 @@ def test_file_attached_already_is_not_attached_twice(own_state: Path) -> None:
     os.close(holder)
 
 
+def test_what_waits_in_memory_is_bounded_when_asked_and_only_then(own_state: Path) -> None:
+    volume = open_volume(own_state, size_bytes=SIZE, unwritten_bytes=64 * MIB)
+    fd = os.open(volume.path, os.O_RDONLY)
+    setting = Path(f"/sys/fs/btrfs/{btrfs.file_system_id(fd)}/bdi/strict_limit")
+    os.close(fd)
+    assert setting.read_text() == "1\n"
+    open_volume(own_state)
+    assert setting.read_text() == "0\n"
+
+
 def test_too_small_a_size_is_refused(own_state: Path) -> None:
     with pytest.raises(InvalidRequestError):
         open_volume(own_state, size_bytes=MIB)
@@ -119,10 +128,10 @@ def test_file_that_is_no_file_system_is_said_and_kept(own_state: Path) -> None:
 
 
 @pytest.fixture
-def foreign_mount(own_state: Path) -> Iterator[Path]:
+def foreign_mount(own_state: Path) -> Path:
     open_volume(own_state, size_bytes=SIZE)
     mounts.mount("tmpfs", own_state / "volume", "tmpfs")
-    yield own_state
+    return own_state
 
 
 def test_foreign_mount_in_its_place_is_refused(foreign_mount: Path) -> None:

@@ -147,6 +147,17 @@ def grow_to_device(fd: int) -> None:
     _ioctl(fd, _RESIZE, struct.pack("=q4088s", 0, b"max"))
 
 
+def limit_unwritten(file_system: str, limit_bytes: int | None) -> None:
+    """Bound what a file system may hold in memory before it is on disk; None leaves that to the kernel (Linux 6.3)."""
+    directory = f"/sys/fs/btrfs/{file_system}/bdi"
+    settings = {"strict_limit": "0", "max_ratio": "100"}
+    if limit_bytes is not None:
+        settings = {"strict_limit": "1", "max_bytes": str(limit_bytes)}
+    for name, value in settings.items():
+        with open(f"{directory}/{name}", "w", encoding="ascii") as file:
+            file.write(value)
+
+
 class QuotaMode(enum.Enum):
     """How a file system counts."""
 
@@ -227,7 +238,8 @@ def remove_qgroup(fd: int, subvolume: int) -> bool:
     """Remove the qgroup of a subvolume that is gone.
 
     Returns:
-        False when it still counts something (a checkpoint holds what the subvolume wrote), so try again later; True
+        False when it still counts something (a checkpoint holds what the subvolume wrote) or the file system is full,
+        so try again later; True
         when it is removed, which newer kernels do by themselves.
     """
     try:
@@ -235,7 +247,7 @@ def remove_qgroup(fd: int, subvolume: int) -> bool:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTCONN, errno.EINVAL):
             return True
-        if error.errno == errno.EBUSY:
+        if error.errno in (errno.EBUSY, errno.ENOSPC, errno.EDQUOT):
             return False
         raise
     return True

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dsec.base.errors import CapabilityMissingError, InvalidRequestError, NotFoundError
+from dsec.base.errors import CapabilityMissingError, HostDiskFullError, InvalidRequestError, NotFoundError
 from dsec.base.units import MIB, format_size
 from dsec.linux import btrfs
 from dsec.linux.btrfs import QuotaMode
@@ -56,6 +57,7 @@ class BtrfsWritableLayers:
         self._file_system = btrfs.file_system_id(self._fd)
         self._mode = self._quota_mode(quota)
         self._stale: deque[int] = deque()
+        self._stale_lock = threading.Lock()
         if volume.backing is not None:
             self._stale.extend(self._qgroups_without_subvolume())
         self._layout = layout.Layout(volume.path, self._remove)
@@ -97,8 +99,15 @@ class BtrfsWritableLayers:
             return usage.referenced_bytes + usage.reserved_bytes
 
     def discard(self, name: str) -> None:
-        self._make_movable(name)
-        self._layout.discard(name)
+        try:
+            with self._layout.open_checkpoint(name):
+                pass
+        except NotFoundError:
+            self._layout.discard(name)
+        else:
+            # Nobody has files of a checkpoint open, so that destroying it takes no time. (The root of a read-only
+            # subvolume cannot be moved to the trash, and making it writable costs a commit.)
+            self._remove(self._layout.checkpoints_fd, name, lambda: False)
 
     def names(self) -> frozenset[str]:
         return self._layout.names()
@@ -166,11 +175,13 @@ class BtrfsWritableLayers:
     def _making(self, name: str, quota_bytes: int | None) -> Iterator[str]:
         self._layout.check_free(name)
         self._check_quota(quota_bytes)
-        if self.is_full():
-            btrfs.start_commit(self._fd)  # What was discarded may come back now instead of at the next commit.
-        layout.require_room(self._volume.path, self._volume.free_bytes())
-        with self._layout.making(name) as staged:
-            yield staged
+        try:
+            layout.require_room(self._volume.path, self._volume.free_bytes())
+            with self._layout.making(name) as staged:
+                yield staged
+        except HostDiskFullError:
+            btrfs.start_commit(self._fd)  # What was discarded comes back now instead of at the next commit.
+            raise
 
     @contextmanager
     def _staged(self, staged: str) -> Iterator[int]:
@@ -182,42 +193,43 @@ class BtrfsWritableLayers:
 
     # Removing.
 
-    def _make_movable(self, name: str) -> None:
-        """Make a checkpoint that is discarded writable: the root of a read-only one cannot be moved."""
-        try:
-            with self._layout.open_checkpoint(name) as fd:
-                btrfs.make_writable(fd)
-        except NotFoundError:
-            return  # A layer, or nothing.
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise  # On a full volume it is destroyed where it stands.
-
     def _remove(self, parent_fd: int, name: str, stopping: Callable[[], bool]) -> bool:
-        """Destroy a subvolume and remember its qgroup (in the trash's thread)."""
-        fd = os.open(name, tree.DIRECTORY, dir_fd=parent_fd)
+        """Destroy a subvolume and then its qgroup (in the trash's thread, for layers)."""
+        try:
+            fd = os.open(name, tree.DIRECTORY, dir_fd=parent_fd)
+        except FileNotFoundError:
+            return True
         try:
             subvolume = btrfs.subvolume_id(fd)
+            if not self._destroy(parent_fd, name, fd):
+                return remove_tree(parent_fd, name, stopping)
         finally:
             os.close(fd)
+        if self._mode is not QuotaMode.OFF:
+            self._remove_stale_qgroups(subvolume)
+        return True
+
+    def _destroy(self, parent_fd: int, name: str, fd: int) -> bool:
+        """Destroy a subvolume; False when it must be emptied instead, and can be."""
         try:
             btrfs.destroy_subvolume(parent_fd, name)
         except OSError as error:
             # ENOTEMPTY: it holds another subvolume. EPERM: only root destroys subvolumes. EINVAL: no subvolume.
             if error.errno not in (errno.ENOTEMPTY, errno.EPERM, errno.EINVAL):
                 raise
-            return remove_tree(parent_fd, name, stopping)
-        if self._mode is not QuotaMode.OFF:
-            self._stale.append(subvolume)
-            self._remove_stale_qgroups()
+            if error.errno != errno.EINVAL:
+                btrfs.make_writable(fd)
+            return False
         return True
 
-    def _remove_stale_qgroups(self) -> None:
+    def _remove_stale_qgroups(self, *gone: int) -> None:
         """Remove some qgroups of subvolumes that are gone; the kernel keeps those that a checkpoint still needs."""
-        for _ in range(min(len(self._stale), _STALE_PER_REMOVAL)):
-            subvolume = self._stale.popleft()
-            if not btrfs.remove_qgroup(self._fd, subvolume):
-                self._stale.append(subvolume)
+        with self._stale_lock:
+            self._stale.extend(gone)
+            for _ in range(min(len(self._stale), _STALE_PER_REMOVAL)):
+                subvolume = self._stale.popleft()
+                if not btrfs.remove_qgroup(self._fd, subvolume):
+                    self._stale.append(subvolume)
 
     def _qgroups_without_subvolume(self) -> set[int]:
         """Return qgroups that an earlier process left."""

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from dsec.base.errors import CapabilityMissingError, HostDiskFullError, InvalidRequestError
+from dsec.base.errors import AlreadyExistsError, CapabilityMissingError, HostDiskFullError, InvalidRequestError
 from dsec.base.units import MIB
-from dsec.linux import btrfs
+from dsec.linux import btrfs, mounts
 from dsec.model.capability import Capability
 from dsec.state.btrfs import BtrfsWritableLayers
+from dsec.state.port import WritableLayer
 from dsec.state.volume import StateVolume, open_volume
 from dsec.testing.layers_suite import GuestOnDisk, LayersOnDiskSuite, QuotaSuite, Subject, leftovers, protect
 
 pytestmark = pytest.mark.root
+
+
+@contextmanager
+def overlay(lower: Path, layer: WritableLayer, target: Path) -> Iterator[Path]:
+    target.mkdir()
+    mounts.mount("overlay", target, "overlay", 0, f"lowerdir={lower},upperdir={layer.upper},workdir={layer.work}")
+    try:
+        yield target
+    finally:
+        mounts.unmount(target)
 
 
 class TestBtrfs(LayersOnDiskSuite, QuotaSuite):
@@ -53,6 +68,49 @@ class TestBtrfs(LayersOnDiskSuite, QuotaSuite):
         with pytest.raises(InvalidRequestError):
             subject.layers.create("a", quota_bytes=1000)
         assert subject.layers.names() == frozenset()
+
+    def test_branch_of_a_live_overlay_shows_what_the_sandbox_saw(self, subject: Subject, tmp_path: Path) -> None:
+        lower = tmp_path / "lower"
+        (lower / "dir").mkdir(parents=True)
+        (lower / "gone").write_bytes(b"x")
+        (lower / "dir" / "f").write_bytes(b"x")
+        layer = subject.layers.create("a", quota_bytes=8 * MIB)
+        with overlay(lower, layer, tmp_path / "first") as root:
+            (root / "gone").unlink()
+            shutil.rmtree(root / "dir")
+            (root / "dir").mkdir()
+            (root / "dir" / "new").write_bytes(b"y")
+            with (root / "unlinked").open("wb") as held:
+                held.write(b"z")
+                (root / "unlinked").unlink()
+                subject.layers.checkpoint("a", "point")
+            (root / "later").write_bytes(b"w")
+            branch = subject.layers.branch("point", "b", quota_bytes=8 * MIB)
+            with overlay(lower, branch, tmp_path / "second") as seen:
+                assert sorted(path.relative_to(seen).as_posix() for path in seen.rglob("*")) == ["dir", "dir/new"]
+                (seen / "own").write_bytes(b"v")
+            assert not (root / "own").exists()
+
+    def test_layer_in_use_can_be_discarded(self, subject: Subject, tmp_path: Path) -> None:
+        layer = subject.layers.create("a", quota_bytes=8 * MIB)
+        (tmp_path / "lower").mkdir()
+        with overlay(tmp_path / "lower", layer, tmp_path / "root") as root:
+            (root / "f").write_bytes(b"x")
+            subject.layers.discard("a")
+            self.wait_removed(subject)
+            assert subject.layers.create("a", quota_bytes=8 * MIB).name == "a"
+
+    def test_of_many_threads_one_gets_the_name(self, subject: Subject) -> None:
+        def attempt(_: int) -> bool:
+            try:
+                subject.layers.create("a", quota_bytes=8 * MIB)
+            except AlreadyExistsError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(attempt, range(64))) == 1
+        assert subject.layers.names() == {"a"}
 
     def test_nested_subvolume_is_removed_with_its_layer(self, subject: Subject) -> None:
         layer = subject.layers.create("a", quota_bytes=None)
@@ -108,15 +166,27 @@ def test_full_volume_is_the_hosts_fault_and_leaves_nothing_half_made(own_state: 
             (layer.upper / "f").write_bytes(bytes(300 * MIB))
         assert caught.value.errno == errno.ENOSPC
         assert layers.is_full()
-        with pytest.raises(HostDiskFullError):
+        with pytest.raises(HostDiskFullError) as refused:
             layers.create("b", quota_bytes=None)
+        assert refused.value.retryable
         assert layers.names() == {"a"}
         layers.discard("a")
         assert layers.wait_removed(60)
-        _sync(own_state / "volume")
-        assert layers.create("b", quota_bytes=None).name == "b"
+        assert _create_once_there_is_room(layers, own_state / "volume").name == "b"
     finally:
         layers.close()
+
+
+def _create_once_there_is_room(layers: BtrfsWritableLayers, path: Path) -> WritableLayer:
+    """Repeat what a caller may repeat. The kernel takes 10 s until it gives up an empty data block group."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        _sync(path)
+        try:
+            return layers.create("b", quota_bytes=None)
+        except HostDiskFullError:
+            continue
+    raise AssertionError("the room never came back")
 
 
 def _sync(path: Path) -> None:

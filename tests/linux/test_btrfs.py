@@ -1,0 +1,107 @@
+"""The btrfs calls on a real file system in a loop file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsec.base.units import MIB
+from dsec.linux import btrfs
+from dsec.state.volume import destroy_volume, open_volume
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+@pytest.fixture
+def root_fd(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(open_volume(tmp_path, size_bytes=256 * MIB).path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+    destroy_volume(tmp_path)
+
+
+def opened(parent_fd: int, name: str) -> int:
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent_fd)
+
+
+def write_all(fd: int, size_bytes: int) -> None:
+    """Write from the start, going on after a short write as `write(2)` asks."""
+    done = 0
+    while done < size_bytes:
+        done += os.pwrite(fd, os.urandom(size_bytes - done), done)
+
+
+def test_read_only_snapshot_keeps_what_was_and_refuses_writes(root_fd: int) -> None:
+    btrfs.create_subvolume(root_fd, "a")
+    source = opened(root_fd, "a")
+    os.mkdir("before", dir_fd=source)
+    btrfs.snapshot(source, root_fd, "frozen", read_only=True)
+    os.mkdir("after", dir_fd=source)
+    frozen = opened(root_fd, "frozen")
+    assert os.listdir(frozen) == ["before"]
+    with pytest.raises(OSError, match="Read-only"):
+        os.mkdir("x", dir_fd=frozen)
+    btrfs.make_writable(frozen)
+    os.mkdir("x", dir_fd=frozen)
+    os.close(frozen)
+    os.close(source)
+
+
+def test_taken_and_missing_names_are_errors(root_fd: int) -> None:
+    btrfs.create_subvolume(root_fd, "a")
+    with pytest.raises(FileExistsError):
+        btrfs.create_subvolume(root_fd, "a")
+    with pytest.raises(FileNotFoundError):
+        btrfs.destroy_subvolume(root_fd, "b")
+
+
+def test_ids_are_of_the_subvolume_that_holds_a_descriptor(root_fd: int) -> None:
+    btrfs.create_subvolume(root_fd, "a")
+    os.mkdir("plain", dir_fd=root_fd)
+    a, plain = opened(root_fd, "a"), opened(root_fd, "plain")
+    assert btrfs.subvolume_id(a) >= btrfs.FIRST_SUBVOLUME_ID
+    assert btrfs.subvolume_id(plain) == btrfs.subvolume_id(root_fd) == 5
+    os.close(a)
+    os.close(plain)
+
+
+@pytest.mark.parametrize("mode", [btrfs.QuotaMode.SIMPLE, btrfs.QuotaMode.CLASSIC])
+def test_quota_modes_are_switched_on_and_told_apart(root_fd: int, mode: btrfs.QuotaMode) -> None:
+    assert btrfs.quota_mode(root_fd) is btrfs.QuotaMode.OFF
+    btrfs.enable_quota(root_fd, mode)
+    assert btrfs.quota_mode(root_fd) is mode
+    btrfs.enable_quota(root_fd, btrfs.QuotaMode.OFF)
+    assert btrfs.quota_mode(root_fd) is btrfs.QuotaMode.OFF
+
+
+def test_limit_can_be_changed_afterwards_and_usage_is_seen_before_it_is_on_disk(root_fd: int) -> None:
+    btrfs.enable_quota(root_fd, btrfs.QuotaMode.SIMPLE)
+    btrfs.create_subvolume(root_fd, "a", limit_bytes=MIB)
+    a = opened(root_fd, "a")
+    fd = os.open("f", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=a)
+    with pytest.raises(OSError, match="quota"):
+        write_all(fd, 4 * MIB)
+    btrfs.limit_subvolume(a, 64 * MIB)
+    write_all(fd, 4 * MIB)
+    usage = btrfs.qgroup_usage(btrfs.file_system_id(root_fd), btrfs.subvolume_id(a))
+    assert usage is not None
+    assert usage.referenced_bytes + usage.reserved_bytes >= 4 * MIB
+    os.close(fd)
+    os.close(a)
+
+
+def test_qgroup_goes_with_its_subvolume(root_fd: int) -> None:
+    btrfs.enable_quota(root_fd, btrfs.QuotaMode.SIMPLE)
+    btrfs.create_subvolume(root_fd, "a", limit_bytes=MIB)
+    a = opened(root_fd, "a")
+    identity = btrfs.subvolume_id(a)
+    os.close(a)
+    assert identity in btrfs.qgroups(btrfs.file_system_id(root_fd))
+    btrfs.destroy_subvolume(root_fd, "a")
+    btrfs.wait_destroyed(root_fd)
+    assert btrfs.remove_qgroup(root_fd, identity)
+    assert identity not in btrfs.qgroups(btrfs.file_system_id(root_fd))
+    assert btrfs.qgroup_usage(btrfs.file_system_id(root_fd), identity) is None
