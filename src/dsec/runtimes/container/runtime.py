@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import platform
+import resource
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from dsec.runtimes.port import Instance, LaunchRequest
 
 PROGRAM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 INIT_PROGRAM = "catatonit"
+OPEN_FILES = 1 << 20
+"""Linux's own ceiling (fs.nr_open) on an ordinary host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class ContainerRuntime:
         program = require(_find(self._settings.runtime), self._settings.runtime, f"apt-get install {self.name}")
         init = require(_find(INIT_PROGRAM), INIT_PROGRAM, f"apt-get install {INIT_PROGRAM}")
         own_hierarchies(found)
+        _allow_open_files(OPEN_FILES)
         cgroups = Cgroups(found, f"dsec/{self._settings.node_id}")
         cgroups.open()
         self._run_directory.mkdir(parents=True, exist_ok=True, mode=0o711)
@@ -280,6 +284,16 @@ class _OpenHost:
     cgroups: Cgroups
     program: RuntimeProgram
     init: str
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's own limit: sandboxes inherit it as their ceiling, and each live one holds descriptors here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), max(hard, count)))
+    except (ValueError, PermissionError):
+        # Only root may raise the ceiling: then a spec that asks for more fails when the runtime refuses it.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _find(program: str) -> str | None:
