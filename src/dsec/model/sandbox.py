@@ -46,7 +46,7 @@ class Resources(Value, frozen=True):
 
 
 DEFAULT_RESOURCES = Resources(
-    cpu_millis=1000, memory_bytes=2 * GIB, swap_bytes=0, disk_bytes=2 * GIB, pids=512, open_files=65_536
+    cpu_millis=1000, memory_bytes=2 * GIB, swap_bytes=0, disk_bytes=2 * GIB, pids=512, open_files=16_384
 )
 """2 GiB of writable layer is the seed's default quota; memory and processor are those of a small agent task."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from dsec.base.errors import InvalidStateError, RuntimeFailedError
+from dsec.base.errors import CapabilityMissingError, InvalidStateError, RuntimeFailedError
 from dsec.linux import mounts
 from dsec.linux.cgroups import CgroupLimits, CgroupMounts, Cgroups
 from dsec.linux.userns import UserNamespaces
@@ -79,6 +79,7 @@ class ContainerRuntime:
         self._filter: dict[str, Any] | None = None
         self._compiled_filter: str | None = None
         self._open: _OpenHost | None = None
+        self._open_files = 0
 
     async def open(self) -> None:
         if self._open is not None:
@@ -87,7 +88,7 @@ class ContainerRuntime:
         program = require(_find(self._settings.runtime), self._settings.runtime, f"apt-get install {self.name}")
         init = require(_find(INIT_PROGRAM), INIT_PROGRAM, f"apt-get install {INIT_PROGRAM}")
         own_hierarchies(found)
-        _allow_open_files(OPEN_FILES)
+        self._open_files = _allow_open_files(OPEN_FILES)
         cgroups = Cgroups(found, f"dsec/{self._settings.node_id}")
         cgroups.open()
         self._run_directory.mkdir(parents=True, exist_ok=True, mode=0o711)
@@ -126,6 +127,11 @@ class ContainerRuntime:
 
     async def _launch(self, request: LaunchRequest) -> ContainerInstance:
         paths = self._paths(request.instance_id)
+        if (request.resources.open_files or 0) > self._open_files:
+            raise CapabilityMissingError(
+                f"open_files: this host lets a process open at most {self._open_files} files",
+                resolution="ask for fewer, or raise the hard limit (ulimit -Hn) of whoever starts the node",
+            )
         record = InstanceRecord(
             runtime=self._settings.runtime,
             first_host_id=request.first_host_id,
@@ -286,14 +292,15 @@ class _OpenHost:
     init: str
 
 
-def _allow_open_files(count: int) -> None:
-    """Raise this process's own limit: sandboxes inherit it as their ceiling, and each live one holds descriptors here."""
+def _allow_open_files(count: int) -> int:
+    """Raise this process's own limit as far as the host lets it, and return it: sandboxes inherit it as their ceiling,
+    and each live one holds descriptors here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), max(hard, count)))
     except (ValueError, PermissionError):
-        # Only root may raise the ceiling: then a spec that asks for more fails when the runtime refuses it.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def _find(program: str) -> str | None:
