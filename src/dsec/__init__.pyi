@@ -1,0 +1,130 @@
+"""What `dsec` exports, for type checkers; `__init__.py` imports each name when it is first used."""
+
+from dsec.base.errors import (
+    AlreadyExistsError as AlreadyExistsError,
+)
+from dsec.base.errors import (
+    CallerError as CallerError,
+)
+from dsec.base.errors import (
+    CapabilityMissingError as CapabilityMissingError,
+)
+from dsec.base.errors import (
+    CommandNotFoundError as CommandNotFoundError,
+)
+from dsec.base.errors import (
+    ConflictError as ConflictError,
+)
+from dsec.base.errors import (
+    DeadlineExceededError as DeadlineExceededError,
+)
+from dsec.base.errors import (
+    DirectoryNotEmptyError as DirectoryNotEmptyError,
+)
+from dsec.base.errors import (
+    DsecError as DsecError,
+)
+from dsec.base.errors import (
+    ExternalCommandError as ExternalCommandError,
+)
+from dsec.base.errors import (
+    GuestError as GuestError,
+)
+from dsec.base.errors import (
+    HostDiskFullError as HostDiskFullError,
+)
+from dsec.base.errors import (
+    HostOutOfMemoryError as HostOutOfMemoryError,
+)
+from dsec.base.errors import (
+    ImageNotFoundError as ImageNotFoundError,
+)
+from dsec.base.errors import (
+    InvalidRequestError as InvalidRequestError,
+)
+from dsec.base.errors import (
+    InvalidStateError as InvalidStateError,
+)
+from dsec.base.errors import (
+    IsADirectoryInSandboxError as IsADirectoryInSandboxError,
+)
+from dsec.base.errors import (
+    LimitExceededError as LimitExceededError,
+)
+from dsec.base.errors import (
+    NodeUnavailableError as NodeUnavailableError,
+)
+from dsec.base.errors import (
+    NotADirectoryInSandboxError as NotADirectoryInSandboxError,
+)
+from dsec.base.errors import (
+    NotFoundError as NotFoundError,
+)
+from dsec.base.errors import (
+    PathNotFoundError as PathNotFoundError,
+)
+from dsec.base.errors import (
+    PermissionDeniedError as PermissionDeniedError,
+)
+from dsec.base.errors import (
+    PlatformError as PlatformError,
+)
+from dsec.base.errors import (
+    ProcessNotFoundError as ProcessNotFoundError,
+)
+from dsec.base.errors import (
+    RuntimeFailedError as RuntimeFailedError,
+)
+from dsec.base.errors import (
+    SandboxDiskFullError as SandboxDiskFullError,
+)
+from dsec.base.errors import (
+    SandboxExitedError as SandboxExitedError,
+)
+from dsec.base.errors import (
+    SandboxNotFoundError as SandboxNotFoundError,
+)
+from dsec.base.errors import (
+    SandboxOutOfMemoryError as SandboxOutOfMemoryError,
+)
+from dsec.base.errors import (
+    SandboxProcessLimitError as SandboxProcessLimitError,
+)
+from dsec.base.errors import (
+    SnapshotNotFoundError as SnapshotNotFoundError,
+)
+from dsec.base.errors import (
+    StateCorruptedError as StateCorruptedError,
+)
+from dsec.base.errors import (
+    StateLockedError as StateLockedError,
+)
+from dsec.base.errors import (
+    TaskFormatError as TaskFormatError,
+)
+from dsec.base.errors import (
+    UnauthorizedError as UnauthorizedError,
+)
+from dsec.base.errors import (
+    UnknownOutcomeError as UnknownOutcomeError,
+)
+from dsec.base.errors import (
+    UnsafeArchiveError as UnsafeArchiveError,
+)
+from dsec.base.errors import (
+    UnsupportedFileError as UnsupportedFileError,
+)
+from dsec.base.errors import (
+    UserNotFoundError as UserNotFoundError,
+)
+from dsec.model.sandbox import Lifetime as Lifetime
+from dsec.model.sandbox import Network as Network
+from dsec.model.sandbox import Resources as Resources
+from dsec.sdk._async.client import AsyncClient as AsyncClient
+from dsec.sdk._async.sandbox import AsyncSandbox as AsyncSandbox
+from dsec.sdk._sync.client import Client as Client
+from dsec.sdk._sync.sandbox import Sandbox as Sandbox
+from dsec.sdk.values import CommandFailedError as CommandFailedError
+from dsec.sdk.values import RunResult as RunResult
+
+__version__: str

@@ -1,0 +1,82 @@
+"""A connection to a server or a node, for more than one sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Unpack
+
+from dsec.model.capability import CapabilityReport
+from dsec.model.image import ImageInfo
+from dsec.model.sandbox import SandboxFilter, SandboxInfo, SandboxSpec, SandboxState
+from dsec.sdk._async.sandbox import AsyncSandbox
+from dsec.sdk.keeping import Keeper
+from dsec.sdk.values import SpecFields
+from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, SandboxService
+
+
+class AsyncClient:
+    """A connection, opened by its first use and closed by `aclose` or the end of its context.
+
+    Args:
+        url: of a server, such as ``http://host:8620`` or ``unix:/path/node.sock``; None: `DSEC_URL`, or else the node
+            of this host.
+        token: of that server; None: `DSEC_TOKEN`.
+        state_dir: of the node of this host, where no URL is given.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, state_dir: str | Path | None = None
+    ) -> None:
+        self._keeper = Keeper(url=url, token=token, state_dir=state_dir)
+
+    async def service(self) -> SandboxService:
+        """Return the service underneath, which offers every operation."""
+        return await self._keeper.service()
+
+    async def create(
+        self,
+        image: str = "python",
+        *,
+        spec: SandboxSpec | None = None,
+        sandbox_id: str | None = None,
+        timeout_s: float = DEFAULT_CREATE_TIMEOUT_S,
+        **fields: Unpack[SpecFields],
+    ) -> AsyncSandbox:
+        """Create a sandbox; see `AsyncSandbox.create`."""
+        return await AsyncSandbox.create(
+            image, spec=spec, sandbox_id=sandbox_id, timeout_s=timeout_s, service=await self.service(), **fields
+        )
+
+    async def connect(self, sandbox_id: str) -> AsyncSandbox:
+        """Return the sandbox of this id."""
+        return await AsyncSandbox.connect(sandbox_id, service=await self.service())
+
+    async def list(
+        self, *, metadata: dict[str, str] | None = None, states: Sequence[SandboxState] = ()
+    ) -> list[SandboxInfo]:
+        """List the sandboxes whose metadata contains all these pairs; without `states` all but stopped ones."""
+        query = SandboxFilter(metadata=metadata or {}, states=tuple(states))
+        return list(await (await self.service()).list(query))
+
+    async def images(self) -> Sequence[ImageInfo]:
+        """List the images."""
+        return await (await self.service()).images()
+
+    async def capabilities(self) -> Sequence[CapabilityReport]:
+        """Say what the node can enforce."""
+        return await (await self.service()).capabilities()
+
+    async def aclose(self) -> None:
+        """Close the connection. Sandboxes stay. Idempotent."""
+        await self._keeper.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        await self.service()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

@@ -1,0 +1,36 @@
+"""Connections for the sync half: the keepers of dsec.sdk.keeping, living in the background loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsec.sdk import keeping
+from dsec.sdk._sync.service import BlockingService
+from dsec.sdk.bridge import background, call
+
+
+class BlockingKeeper:
+    """One connection, opened on first use. The arguments are those of `dsec.sdk.connect.open_service`."""
+
+    def __init__(
+        self, *, url: str | None = None, token: str | None = None, state_dir: str | Path | None = None
+    ) -> None:
+        self._keeper = keeping.Keeper(url=url, token=token, state_dir=state_dir)
+
+    def service(self) -> BlockingService:
+        """Return the open service."""
+        return BlockingService(call(self._keeper.service))
+
+    def close(self) -> None:
+        """Close the connection and return when all of it is gone. Idempotent."""
+        call(self._keeper.aclose)
+
+
+def shared_blocking_service() -> BlockingService:
+    """Return the service that everything in this process shares when it names no other. It is closed at exit."""
+    background.before_exit(_close_shared)
+    return BlockingService(call(keeping.shared_service))
+
+
+def _close_shared() -> None:
+    call(keeping.close_shared_service)

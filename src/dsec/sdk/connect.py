@@ -1,0 +1,99 @@
+"""Where the SDK connects: a server, the node of this host, or a node in this process.
+
+1. A URL (given, or `DSEC_URL` with `DSEC_TOKEN`) is a server.
+2. Otherwise `node.sock` in the state directory, when a node answers there.
+3. Otherwise this process becomes the node (dsec.sdk.embedded) until the connection is closed. Of several processes
+   that try at once one gets the state directory's lock; the others find its socket.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from dsec.base.errors import NodeUnavailableError, StateLockedError
+from dsec.sdk.http import HttpService
+from dsec.sdk.keepalive import Endpoint
+from dsec.service.port import SandboxService
+
+START_TIMEOUT_S = 60.0
+"""How long to wait for a node that holds the lock and does not answer yet: it may adopt thousands of sandboxes."""
+POLL_S = 0.05
+
+
+def endpoint_from(url: str | None, token: str | None, environment: Mapping[str, str] = os.environ) -> Endpoint | None:
+    """Return the server that is named, or None for the node of this host."""
+    chosen = url or environment.get("DSEC_URL")
+    if not chosen:
+        return None
+    return Endpoint(url=chosen, token=environment.get("DSEC_TOKEN", "") if token is None else token)
+
+
+@asynccontextmanager
+async def open_service(
+    *, url: str | None = None, token: str | None = None, state_dir: str | Path | None = None
+) -> AsyncIterator[SandboxService]:
+    """Connect, and let go at the end. Sandboxes stay.
+
+    Raises:
+        NodeUnavailableError: the server does not answer, or the node does not start.
+        InvalidRequestError: the URL or a setting is malformed.
+    """
+    endpoint = endpoint_from(url, token)
+    if endpoint is not None:
+        async with _open_http(endpoint) as service:
+            yield service
+        return
+    async with AsyncExitStack() as stack:
+        yield await _enter_local(stack, state_dir)
+
+
+@asynccontextmanager
+async def _open_http(endpoint: Endpoint) -> AsyncIterator[HttpService]:
+    service = HttpService(endpoint)
+    try:
+        yield service
+    finally:
+        with anyio.move_on_after(5, shield=True):
+            await service.aclose()
+
+
+async def _enter_local(stack: AsyncExitStack, state_dir: str | Path | None) -> SandboxService:
+    from dsec.sdk.embedded import open_node, settings_of
+
+    settings = settings_of(state_dir)
+    directory = Path(settings.state_dir)
+    with anyio.move_on_after(START_TIMEOUT_S):
+        while True:
+            if await answers(directory / "node.sock"):
+                return await stack.enter_async_context(_open_http(Endpoint(url=f"unix:{directory / 'node.sock'}")))
+            try:
+                return await stack.enter_async_context(open_node(settings))
+            except StateLockedError:
+                await anyio.sleep(POLL_S)
+    raise NodeUnavailableError(
+        f"a node holds {directory} but does not answer",
+        resolution="end the process whose id stands in node.lock, or use another DSEC_STATE_DIR",
+    )
+
+
+async def answers(path: Path) -> bool:
+    """Tell whether somebody accepts connections at a unix socket.
+
+    Raises:
+        NodeUnavailableError: somebody does, but not for us.
+    """
+    try:
+        stream = await anyio.connect_unix(str(path))
+    except PermissionError as error:
+        raise NodeUnavailableError(
+            f"the node at {path} belongs to somebody else", resolution="use DSEC_URL and DSEC_TOKEN, or DSEC_STATE_DIR"
+        ) from error
+    except OSError:
+        return False
+    await stream.aclose()
+    return True
