@@ -219,7 +219,7 @@ class Application:
     async def _read_all(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limit = self._limits.body_bytes
         if int(headers.get(b"content-length", b"0")) > limit:
-            raise _too_large(limit)
+            raise await _too_large(limit, receive)
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body"):
             return bytes(message["body"])
@@ -230,7 +230,7 @@ class Application:
             parts.append(message["body"])
             size += len(message["body"])
             if size > limit:
-                raise _too_large(limit)
+                raise await _too_large(limit, receive)
             if not message.get("more_body"):
                 return b"".join(parts)
             message = await receive()
@@ -307,7 +307,11 @@ async def _read_octets(receive: Receive) -> AsyncIterator[bytes]:
             return
 
 
-def _too_large(limit: int) -> Refusal:
+async def _too_large(limit: int, receive: Receive) -> Refusal:
+    """Drop what is still coming for a while: a client whose connection is closed while it sends never reads why."""
+    with anyio.move_on_after(ERROR_SEND_S):
+        while (await receive()).get("more_body"):
+            pass
     error = InvalidRequestError(
         f"the body is larger than {limit} bytes", resolution="send large input as a file, which is streamed"
     )
