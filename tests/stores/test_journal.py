@@ -1,0 +1,170 @@
+"""Both journals keep what was written; the one on disk keeps it over a kill, and refuses what it does not know."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from dsec.base.errors import NodeUnavailableError, StateCorruptedError
+from dsec.model.process import ExitStatus
+from dsec.model.sandbox import Resources, SandboxSpec, SandboxState
+from dsec.stores.journal import SCHEMA_VERSION, SqliteJournal
+from dsec.stores.memory import MemoryJournal
+from dsec.stores.port import Journal, ProcessRecord, SandboxRecord
+
+pytestmark = pytest.mark.anyio
+
+
+def sandbox(sandbox_id: str, state: SandboxState = SandboxState.READY) -> SandboxRecord:
+    spec = SandboxSpec(env={"A": "é"}, resources=Resources(pids=7), metadata={"task": "x"})
+    return SandboxRecord(
+        sandbox_id=sandbox_id, state=state, requested=spec, spec=spec, layer_paths=("/a", "/b"), deadline_boot_s=12.5
+    )
+
+
+def process(sandbox_id: str, process_id: str, status: ExitStatus | None = None) -> ProcessRecord:
+    return ProcessRecord(
+        sandbox_id=sandbox_id,
+        process_id=process_id,
+        generation=0,
+        argv=("sleep", "1"),
+        started_wall_s=1.0,
+        deadline_boot_s=None,
+        output_limit_bytes=100,
+        status=status,
+    )
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Journal]:
+    opened: Journal = SqliteJournal(tmp_path / "journal.sqlite") if request.param == "sqlite" else MemoryJournal()
+    yield opened
+    await opened.close()
+
+
+async def test_records_come_back_as_they_were_written(journal: Journal) -> None:
+    await journal.put_sandbox(sandbox("sbx-a", SandboxState.CREATING))
+    await journal.put_sandbox(sandbox("sbx-a"))
+    await journal.put_process(process("sbx-a", "prc-1"))
+    await journal.put_process(process("sbx-a", "prc-1", ExitStatus(exit_code=3)))
+    content = journal.load()
+    assert content.sandboxes == (sandbox("sbx-a"),)
+    assert content.processes == (process("sbx-a", "prc-1", ExitStatus(exit_code=3)),)
+    assert content.removed == ()
+
+
+async def test_deleting_a_sandbox_takes_its_processes_and_remembers_its_id(journal: Journal) -> None:
+    for name in ("sbx-a", "sbx-b"):
+        await journal.put_sandbox(sandbox(name))
+        await journal.put_process(process(name, "prc-1"))
+    await journal.delete_sandbox("sbx-a")
+    await journal.delete_sandbox("sbx-never")
+    content = journal.load()
+    assert content.sandboxes == (sandbox("sbx-b"),)
+    assert content.processes == (process("sbx-b", "prc-1"),)
+    assert content.removed == ("sbx-a", "sbx-never")
+    await journal.delete_processes("sbx-b")
+    assert journal.load().processes == ()
+
+
+async def test_many_writers_share_commits_and_none_is_lost(journal: Journal) -> None:
+    async with anyio.create_task_group() as group:
+        for number in range(300):
+            group.start_soon(journal.put_sandbox, sandbox(f"sbx-{number}"))
+    assert len(journal.load().sandboxes) == 300
+
+
+async def test_what_was_written_is_there_after_closing_and_opening(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    first = SqliteJournal(path)
+    await first.put_sandbox(sandbox("sbx-a"))
+    await first.close()
+    await first.close()
+    with pytest.raises(NodeUnavailableError):
+        await first.put_sandbox(sandbox("sbx-b"))
+    second = SqliteJournal(path)
+    assert second.load().sandboxes == (sandbox("sbx-a"),)
+    await second.close()
+
+
+_WRITER = """
+import asyncio, sys
+from pathlib import Path
+from dsec.model.sandbox import SandboxSpec, SandboxState
+from dsec.stores.journal import SqliteJournal
+from dsec.stores.port import SandboxRecord
+
+async def main() -> None:
+    journal = SqliteJournal(Path(sys.argv[1]))
+    for number in range(1_000_000):
+        spec = SandboxSpec()
+        record = SandboxRecord(sandbox_id=f"sbx-{number}", state=SandboxState.READY, requested=spec, spec=spec)
+        await journal.put_sandbox(record)
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def _write_until_killed(path: Path) -> int:
+    """Let a process write records, kill it in the middle, and return the number of the last acknowledged one."""
+    writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    acknowledged = -1
+    for line in writer.stdout:
+        acknowledged = int(line)
+        if acknowledged >= 200:
+            writer.send_signal(signal.SIGKILL)
+            break
+    acknowledged = max([acknowledged, *map(int, writer.stdout.read().split())])
+    writer.stdout.close()
+    assert writer.wait() == -signal.SIGKILL
+    return acknowledged
+
+
+@pytest.mark.slow
+async def test_no_acknowledged_write_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    acknowledged = _write_until_killed(path)
+    journal = SqliteJournal(path)
+    found = {record.sandbox_id for record in journal.load().sandboxes}
+    await journal.close()
+    assert found >= {f"sbx-{number}" for number in range(acknowledged + 1)}
+
+
+async def test_a_newer_version_is_refused_and_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    await SqliteJournal(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(StateCorruptedError, match=f"version {SCHEMA_VERSION + 1}"):
+        SqliteJournal(path)
+
+
+async def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(b"this is not a database" * 100)
+    with pytest.raises(StateCorruptedError):
+        SqliteJournal(path)
+
+
+@pytest.mark.parametrize("record", [b"{", b'{"sandbox_id": "sbx-a", "wings": 2}', b"\xff\xfe"])
+async def test_a_record_that_is_not_understood_is_an_error(tmp_path: Path, record: bytes) -> None:
+    path = tmp_path / "journal.sqlite"
+    await SqliteJournal(path).close()
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("INSERT INTO sandbox VALUES ('sbx-a', ?)", (record,))
+    connection.close()
+    journal = SqliteJournal(path)
+    with pytest.raises(StateCorruptedError):
+        journal.load()
+    await journal.close()
