@@ -49,6 +49,7 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _copy_program(shutil.which(name) or "", root)
     for directory in ("tmp", "etc", "proc", "sys", "dev", "home/user"):
         (root / directory).mkdir(parents=True, exist_ok=True)
+    (root / "tmp").chmod(0o1777)
     (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n")
     (root / "etc/group").write_text("root:x:0:\nuser:x:1000:\n")
     return root

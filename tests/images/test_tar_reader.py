@@ -88,6 +88,15 @@ def test_cut_off_archive_is_an_error(keep: int) -> None:
         read(data[:keep])
 
 
+@pytest.mark.parametrize("keep", [512 + 600, 512 + 1000, 512 + 1024])
+def test_verified_stream_may_end_without_padding_and_marker(keep: int) -> None:
+    data = archive((tarfile.TarInfo("a"), b"x" * 600), kind=tarfile.USTAR_FORMAT)[:keep]
+    reader = TarReader(io.BytesIO(data), is_verified=True)
+    assert [(entry.path, b"".join(reader.content())) for entry in reader] == [(b"a", b"x" * 600)]
+    with pytest.raises(InvalidRequestError, match="ends in the middle"):
+        read(data)
+
+
 def test_damaged_header_in_the_middle_is_an_error_and_not_the_end() -> None:
     data = bytearray(archive((tarfile.TarInfo("a"), b"x"), (tarfile.TarInfo("b"), b"y"), kind=tarfile.USTAR_FORMAT))
     data[1024 + 10] ^= 1

@@ -142,7 +142,7 @@ class TreeWriter:
         """
         parts = [part for part in path.split(b"/") if part not in (b"", b".")]
         reason = ""
-        if path.startswith(b"/"):
+        if path.startswith(b"/") and parts:  # A lone slash is how some writers name the root.
             reason = "is absolute"
         elif b".." in parts:
             reason = "leads out of the archive with '..'"

@@ -80,7 +80,7 @@ def import_layer(store: LocalImageStore, blob: Path, diff_id: str, request: Impo
             opened_archive(blob, stream_limit(request), digest=True) as stream,
             TreeWriter(tree, limits=request.limits) as writer,
         ):
-            layer, reader = LayerWriter(writer), TarReader(stream)
+            layer, reader = LayerWriter(writer), TarReader(stream, is_verified=True)
             for entry in reader:
                 if entry.path.strip(b"/") not in request.left_out:
                     layer.add(entry, reader)

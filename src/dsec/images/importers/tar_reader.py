@@ -46,10 +46,18 @@ class ByteStream(Protocol):
 
 
 class TarReader:
-    """Iterate over the entries of a tar stream. `content` yields the bytes of the entry that was returned last."""
+    """Iterate over the entries of a tar stream. `content` yields the bytes of the entry that was returned last.
 
-    def __init__(self, stream: ByteStream) -> None:
+    Args:
+        stream: where to read.
+        is_verified: a digest says whether the stream is whole. Then it may end behind a file's content without padding
+            and end marker, as the layers that some tools write do; otherwise that is how a cut-off archive looks.
+    """
+
+    def __init__(self, stream: ByteStream, *, is_verified: bool = False) -> None:
         self._stream = stream
+        self._is_verified = is_verified
+        self._ahead = b""
         self._offset = 0
         self._left = 0
         self._padding = 0
@@ -72,7 +80,6 @@ class TarReader:
         while True:
             for _ in self.content():
                 pass  # The caller did not want the rest of the last entry.
-            self._read(self._padding)
             header = self._header()
             if header is None:
                 return None
@@ -89,12 +96,23 @@ class TarReader:
                 return self._entry(header, pax, long_name, long_link)
 
     def _header(self) -> _Header | None:
+        if self._is_verified and self._at_end():
+            return None
+        self._read(self._padding)
         block = self._read(BLOCK_BYTES)
         if block.count(0) == BLOCK_BYTES:
             return None
         header = _parse_header(block, self._where())
         self._left, self._padding = header.size_bytes, -header.size_bytes % BLOCK_BYTES
         return header
+
+    def _at_end(self) -> bool:
+        """Read the padding before the next header and its first byte; return whether there was none."""
+        while self._padding and (data := self._stream.read(self._padding)):
+            self._padding -= len(data)
+            self._offset += len(data)
+        self._ahead = self._stream.read(1)
+        return not self._ahead
 
     def _extended(self, header: _Header) -> bytes:
         if header.size_bytes > _MAX_HEADER_BYTES:
@@ -131,7 +149,9 @@ class TarReader:
 
     def _read(self, size: int) -> bytes:
         """Return exactly `size` bytes."""
-        data = self._stream.read(size) if size else b""
+        if not size:
+            return b""
+        data, self._ahead = self._ahead, b""
         while len(data) < size:
             more = self._stream.read(size - len(data))
             if not more:
