@@ -16,19 +16,22 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("dsec.node.builder", reason="no node can be opened yet")
-pytestmark = pytest.mark.slow
+from dsec.linux.mounts import mounts_under
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "state"
     yield place
-    _dsec(place, "down")
+    for directory in tmp_path.iterdir():
+        _dsec(directory, "down", "--destroy")
+    assert not list(mounts_under(tmp_path))
 
 
 def _argv(state_dir: Path, *argv: str) -> list[str]:
-    return [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), "--set", "runtime=memory", *argv]
+    return [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), *argv]
 
 
 def _dsec(state_dir: Path, *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -74,7 +77,8 @@ def test_a_second_up_says_who_holds_the_state_directory(state_dir: Path) -> None
 
 
 def test_the_first_command_starts_a_node_that_the_next_ones_use(state_dir: Path) -> None:
-    created = _dsec(state_dir, "sandbox", "create", "--id", "sbx-1")
+    _import_image(state_dir)
+    created = _dsec(state_dir, "sandbox", "create", "tiny", "--id", "sbx-1")
     assert (created.returncode, created.stdout) == (0, "sbx-1\n")
     assert "starting a node" in created.stderr
     listed = _dsec(state_dir, "sandbox", "ls", "-q")
@@ -85,7 +89,24 @@ def test_the_first_command_starts_a_node_that_the_next_ones_use(state_dir: Path)
     assert down.returncode == 0
     assert "1 sandboxes destroyed" in down.stderr
     assert not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
+    assert not list(mounts_under(state_dir))
+    node = (state_dir / "node.id").read_text().strip()
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/dsec/{node}"))
     assert "no node runs" in _dsec(state_dir, "down").stderr
+
+
+def test_sandboxes_outlive_the_node_and_the_next_one_finds_them(state_dir: Path) -> None:
+    _import_image(state_dir)
+    assert _dsec(state_dir, "sandbox", "create", "tiny", "--id", "sbx-1").returncode == 0
+    assert _dsec(state_dir, "down").returncode == 0
+    assert _dsec(state_dir, "sandbox", "ls", "-q").stdout == "sbx-1\n"
+
+
+def _import_image(state_dir: Path) -> None:
+    """Make an image of an empty tree: no program of it runs before the first command."""
+    tree = state_dir.with_name("tree")
+    tree.mkdir()
+    assert _dsec(state_dir, "image", "import", str(tree), "--name", "tiny").returncode == 0
 
 
 def _is_zombie(pid: int) -> bool:
@@ -93,8 +114,9 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_commands_side_by_side_start_one_node(state_dir: Path) -> None:
+    _import_image(state_dir)
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda n: _dsec(state_dir, "sandbox", "create", "--id", f"sbx-{n}"), range(4)))
+        results = list(pool.map(lambda n: _dsec(state_dir, "sandbox", "create", "tiny", "--id", f"sbx-{n}"), range(4)))
     assert [result.returncode for result in results] == [0] * 4
     assert sorted(_dsec(state_dir, "sandbox", "ls", "-q").stdout.split()) == [f"sbx-{n}" for n in range(4)]
 

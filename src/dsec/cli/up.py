@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import click
@@ -16,6 +16,7 @@ from dsec.base.errors import DeadlineExceededError, InvalidStateError
 from dsec.base.units import format_duration
 from dsec.cli.connection import is_held, open_service
 from dsec.cli.context import Options, pass_options
+from dsec.cli.leave import leave_host
 from dsec.cli.output import note, print_fields, print_json_line
 from dsec.cli.parameters import duration
 from dsec.cli.settings import load
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8620
 _STOP_TIMEOUT_S = 60.0
 """A graceful shutdown lets requests finish; see `dsec.api.application.Limits.grace_s`."""
-_POLL_S = 0.02
 
 
 @click.command(name="up")
@@ -117,17 +117,23 @@ async def _wait_end(watched: Watched, idle_s: float | None) -> str:
 @click.option("--destroy", is_flag=True, help="Destroy and forget all sandboxes first.")
 @pass_options
 def down(options: Options, destroy: bool) -> None:
-    """Stop the node of this host. Sandboxes stay, and the next node takes them over."""
+    """Stop the node of this host. Sandboxes stay, and the next node takes them over.
+
+    With --destroy nothing of it stays on the host but the files of its state directory.
+    """
     state_dir = options.state_dir
-    if destroy:
+    if destroy and (state_dir / "node.id").exists():
         removed = options.run_alone(lambda: _destroy_all(options))
         note(f"{removed} sandboxes destroyed")
-    if not is_held(state_dir):
+    if is_held(state_dir):
+        pid = holder(state_dir)
+        options.run_alone(lambda: _end(pid))
+        note(f"the node in {state_dir} (process {pid}) has ended")
+    else:
         note(f"no node runs in {state_dir}")
-        return
-    pid = holder(state_dir)
-    options.run_alone(lambda: _end(pid, state_dir))
-    note(f"the node in {state_dir} (process {pid}) has ended")
+    if destroy and state_dir.is_dir():
+        for target in leave_host(state_dir):
+            note(f"still in use: {target}")
 
 
 async def _destroy_all(options: Options) -> int:
@@ -166,29 +172,21 @@ def holder(state_dir: Path) -> int:
     return pid
 
 
-async def _end(pid: int, state_dir: Path) -> None:
-    """Ask the node to end and wait until it has let go of its lock."""
-    descriptor = _open_process(pid)
-    if descriptor is None:
-        return
+async def _end(pid: int) -> None:
+    """Ask the node to end and wait until its process has."""
     try:
-        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        with anyio.fail_after(_STOP_TIMEOUT_S):
+            await anyio.wait_readable(process)  # A process descriptor is readable once the process has ended.
+    except ProcessLookupError:
+        return
+    except TimeoutError as error:
+        raise DeadlineExceededError(
+            f"process {pid} has not ended after {_STOP_TIMEOUT_S:g} s", resolution=f"kill -9 {pid}: nothing is lost"
+        ) from error
     finally:
-        os.close(descriptor)
-    with anyio.move_on_after(_STOP_TIMEOUT_S):
-        while is_held(state_dir):  # noqa: ASYNC110 - another process's lock rings no bell here.
-            await anyio.sleep(_POLL_S)
-        return
-    raise DeadlineExceededError(
-        f"process {pid} still holds {state_dir} after {_STOP_TIMEOUT_S:g} s",
-        resolution=f"kill -9 {pid}: nothing is lost",
-    )
-
-
-def _open_process(pid: int) -> Any:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
+        os.close(process)

@@ -26,6 +26,7 @@ _PR_SCHED_CORE_CREATE = 1
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 _KVM_GET_API_VERSION = 0xAE00
+_CAP_SYS_RESOURCE = 24
 
 
 def _read(path: str) -> str | None:
@@ -161,10 +162,19 @@ def inotify(wanted_instances: int, wanted_watches: int) -> Finding:
 
 
 def open_files(wanted: int) -> Finding:
-    """May this process open at least this many files?"""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    seen = f"soft {soft}, hard {hard}"
-    return found(seen) if hard == resource.RLIM_INFINITY or hard >= wanted else missing(seen)
+    """May this process, or one that it gives a higher limit, open at least this many files?"""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= wanted:
+        return found(str(hard))
+    if _has_capability(_CAP_SYS_RESOURCE) and int(_read("/proc/sys/fs/nr_open") or 0) >= wanted:
+        return found(f"{hard}, and can be raised")
+    return missing(f"{hard}, and cannot be raised without CAP_SYS_RESOURCE")
+
+
+def _has_capability(number: int) -> bool:
+    lines = (_read("/proc/self/status") or "").splitlines()
+    effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
+    return bool(int(effective, 16) >> number & 1)
 
 
 # -- trials: run by `dsec.linux.probe_trials` ----------------------------------------------------------------------

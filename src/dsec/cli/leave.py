@@ -1,0 +1,43 @@
+"""Take away what a node keeps on its host between its lives: the mounts of its state directory and its control groups.
+
+A node that ends leaves both, because sandboxes live on in them. When all sandboxes were destroyed nobody needs them,
+and the next node makes them again.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from dsec.linux.cgroups import CgroupMounts
+from dsec.linux.mounts import mounts_under, unmount
+from dsec.node.lock import hold_state, node_id
+
+
+def leave_host(state_dir: Path) -> tuple[str, ...]:
+    """Unmount and remove what the node of `state_dir` left on the host; return what is still in use.
+
+    Raises:
+        StateLockedError: a node lives.
+    """
+    with hold_state(state_dir):
+        busy = tuple(entry.target for entry in mounts_under(state_dir) if not _unmounted(entry.target))
+        _remove_groups(node_id(state_dir, os.urandom))
+    return busy
+
+
+def _unmounted(target: str) -> bool:
+    try:
+        unmount(target)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_groups(node: str) -> None:
+    """Remove the node's own groups. One that still holds something stays: the kernel refuses."""
+    mounts = CgroupMounts.find()
+    for root in {mounts.unified, *mounts.v1.values()} if mounts else ():
+        with suppress(OSError):
+            (root / "dsec" / node).rmdir()
