@@ -7,7 +7,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from worker_standin import Box, Node, StandIn, ran, reward
 
 from dsec.base.clock import SystemClock
 from dsec.base.errors import (
@@ -26,6 +25,7 @@ from dsec.episode.trajectory import TryBegan, TryEnded, decode_events, last_try
 from dsec.model.files import FileKind
 from dsec.model.process import CommandRequest, CommandResult
 from dsec.model.sandbox import SandboxState
+from dsec.testing.faulty_service import Box, FaultyService, Node, ran, reward
 from dsec.verification.outcome import Outcome
 from dsec.worker.attempt import Attempt, AttemptContext
 from dsec.worker.framed_log import FramedLog
@@ -46,7 +46,7 @@ class Lab:
         self.folder = folder
         self.log = log
         self.delays: list[float] = []
-        self.service = StandIn(self.on_run)
+        self.service = FaultyService(self.on_run)
         self.tests: Callable[[Box], CommandResult] = self._pass
         self.policy = load_policy("oracle")
         self.settings = RolloutSettings()
@@ -104,7 +104,7 @@ async def test_the_oracle_passes_in_few_round_trips(lab: Lab) -> None:
     assert result.outcome is Outcome.PASSED
     assert lab.service.calls == [
         "create", "upload", "run",  # The policy's one round.
-        "end_processes", "remove_file", "upload", "run", "end_processes", "read_file", "remove",
+        "end_processes", "list_files", "upload", "run", "end_processes", "list_files", "read_file", "remove",
     ]  # fmt: skip
     assert result.tests is not None
     assert result.tests.stdout == "fine"

@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from worker_standin import Box, StandIn, ran, reward
 
 from dsec.base.clock import SystemClock
 from dsec.base.errors import (
@@ -26,6 +25,7 @@ from dsec.base.errors import (
 )
 from dsec.model.process import CommandRequest, CommandResult
 from dsec.model.sandbox import SandboxSpec
+from dsec.testing.faulty_service import Box, FaultyService, ran, reward
 from dsec.verification.outcome import Outcome
 from dsec.worker.manifest import make_manifest
 from dsec.worker.output import OutputDirectory, read_results
@@ -74,7 +74,7 @@ async def passes(box: Box, request: CommandRequest) -> CommandResult:
 async def run(
     root: Path,
     *,
-    service: StandIn | None = None,
+    service: FaultyService | None = None,
     observer: Observer | None = None,
     policy: str = "oracle",
     **settings: Any,
@@ -85,7 +85,7 @@ async def run(
     manifest = make_manifest(tasks, source, chosen, rollout_id="rol-1", created_at_s=1.0)
     with OutputDirectory(root / "out", manifest) as output:
         return await Rollout(
-            service=service or StandIn(passes),  # type: ignore[arg-type]
+            service=service or FaultyService(passes),  # type: ignore[arg-type]
             tasks=tasks,
             policy=source,
             settings=chosen,
@@ -171,7 +171,7 @@ async def test_one_process_at_a_time(root: Path) -> None:
 
 
 async def test_sandboxes_of_the_run_before_are_removed_and_no_others(root: Path) -> None:
-    service = StandIn(passes)
+    service = FaultyService(passes)
     await service.create(SandboxSpec(metadata={"rollout": "rol-1"}), sandbox_id="sbx-stale")
     await service.create(SandboxSpec(metadata={"rollout": "rol-2"}), sandbox_id="sbx-other")
     await run(root, service=service)
@@ -179,7 +179,7 @@ async def test_sandboxes_of_the_run_before_are_removed_and_no_others(root: Path)
 
 
 async def test_infrastructure_errors_are_tried_again_by_the_next_run_and_unknown_ones_are_not(root: Path) -> None:
-    service = StandIn(passes)
+    service = FaultyService(passes)
     service.faults["create"] = [NodeUnavailableError("no"), NodeUnavailableError("no")]
     service.faults["run"] = [UnknownOutcomeError("lost")]
     first = await run(root, service=service)
@@ -196,7 +196,7 @@ async def test_an_expected_outcome_is_part_of_the_exit_code(root: Path) -> None:
         reward(box, b"0")
         return ran()
 
-    summary = await run(root, service=StandIn(fails), policy="nop")
+    summary = await run(root, service=FaultyService(fails), policy="nop")
     assert exit_code(summary) == 0
     assert exit_code(summary, expect=Outcome.FAILED) == 0
     assert exit_code(summary, expect=Outcome.PASSED) == 1
@@ -210,7 +210,7 @@ async def test_a_cancelled_run_leaves_no_sandbox_and_can_go_on(root: Path) -> No
         await anyio.sleep_forever()
         raise AssertionError
 
-    service = StandIn(hangs)
+    service = FaultyService(hangs)
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: run(root, service=service, concurrency=3))
         await reached.wait()
@@ -231,7 +231,7 @@ async def test_lanes_run_side_by_side(root: Path) -> None:
         inside -= 1
         return await passes(box, request)
 
-    await run(root, service=StandIn(on_run), concurrency=3)
+    await run(root, service=FaultyService(on_run), concurrency=3)
     assert most == 3
     assert {result.lane for result in read_results(root / "out")[1]} == {0, 1, 2}
 
@@ -250,7 +250,7 @@ async def test_replay_does_again_what_was_recorded(root: Path) -> None:
         commands.append(request.argv)
         return await passes(box, request)
 
-    await run(root, service=StandIn(on_run), policy=f"replay:{root / 'recorded'}", attempts=1)
+    await run(root, service=FaultyService(on_run), policy=f"replay:{root / 'recorded'}", attempts=1)
     assert commands == [("/solution/solve.sh",), ("/tests/test.sh",)] * 3
 
 

@@ -48,7 +48,7 @@ def ran(exit_code: int = 0, stdout: bytes = b"", **status: Any) -> CommandResult
     return CommandResult(status=ExitStatus(exit_code=exit_code, duration_s=0.01, **status), stdout=stdout)
 
 
-class StandIn:
+class FaultyService:
     """The service. `on_run` plays the commands; `faults` maps "operation number" to an error raised there once."""
 
     def __init__(self, on_run: Handler) -> None:
@@ -130,8 +130,11 @@ class StandIn:
     async def list_files(
         self, sandbox_id: str, path: str, *, depth: int = 1, user: str | None = None
     ) -> Sequence[FileInfo]:
-        self._node(sandbox_id, path)
-        names = [name for name in self.boxes[sandbox_id].children(path) if "/" not in name[len(path) + 1 :]]
+        self._enter("list_files", sandbox_id)
+        if path != "/":
+            self._node(sandbox_id, path)
+        base = path.rstrip("/")
+        names = [name for name in self.boxes[sandbox_id].children(path) if "/" not in name[len(base) + 1 :]]
         return [await self.stat_file(sandbox_id, name) for name in names]
 
     async def make_directory(self, sandbox_id: str, path: str, *, user: str | None = None) -> bool:
