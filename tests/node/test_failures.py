@@ -12,8 +12,8 @@ from dsec.lifecycle.machine import LIVE
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxFilter, SandboxSpec, SandboxState
 from dsec.node.node import Node
+from dsec.testing.faults import Faults, check_no_leak, killed
 from dsec.testing.memory_node import MemoryHost
-from node.faults import Faults, check_no_leak, killed
 
 pytestmark = pytest.mark.anyio
 

@@ -20,8 +20,8 @@ from dsec.base.errors import DsecError
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxFilter, SandboxSpec, SandboxState
 from dsec.node.node import Node
+from dsec.testing.faults import Faults, Killed, check_no_leak
 from dsec.testing.memory_node import MemoryHost
-from node.faults import Faults, Killed, check_no_leak
 
 NAMES = st.sampled_from(["sbx-a", "sbx-b", "sbx-c"])
 EVERY = SandboxFilter(states=tuple(SandboxState))

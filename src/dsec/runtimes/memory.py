@@ -194,6 +194,8 @@ class MemoryRuntime:
         for name, capability in _LIMITS.items():
             if getattr(request.resources, name) is not None and capability in self._absent:
                 raise CapabilityMissingError(f"{name} cannot be enforced: {capability.value} is missing")
+        # A real launch takes a while, and is undone when it is cancelled: here it has not begun then.
+        await asyncio.sleep(0)
         instance = MemoryInstance(self, request, self.contents.setdefault(request.upper, {}))
         self._instances[request.instance_id] = instance
         self.used_host_ids[request.instance_id] = request.first_host_id

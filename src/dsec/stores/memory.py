@@ -1,6 +1,11 @@
-"""A journal in memory: the fake that tests restart nodes on."""
+"""A journal in memory: the fake that tests restart nodes on.
+
+Each write is applied at once and then lets other tasks run, as a real one does: cancelling it does not take it back.
+"""
 
 from __future__ import annotations
+
+from anyio.lowlevel import checkpoint
 
 from dsec.stores.port import REMEMBERED_IDS, JournalContent, ProcessRecord, SandboxRecord
 
@@ -22,6 +27,7 @@ class MemoryJournal:
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
         self._sandboxes[record.sandbox_id] = record
+        await checkpoint()
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)
@@ -30,10 +36,12 @@ class MemoryJournal:
 
     async def put_process(self, record: ProcessRecord) -> None:
         self._processes[record.sandbox_id, record.process_id] = record
+        await checkpoint()
 
     async def delete_processes(self, sandbox_id: str) -> None:
         for key in [key for key in self._processes if key[0] == sandbox_id]:
             del self._processes[key]
+        await checkpoint()
 
     async def close(self) -> None:
         """Nothing is held."""
