@@ -57,17 +57,12 @@ class CommandSocket:
     async def __anext__(self) -> ProcessEvent:
         while True:
             if self._held:
-                return self._deliver(self._held.pop(0))
+                return self._held.pop(0)
             if self._ended:
                 raise StopAsyncIteration
             async with self._receiving:
                 if not self._held and not self._ended:
                     await self._advance()
-
-    def _deliver(self, event: ProcessEvent) -> ProcessEvent:
-        if isinstance(event, ErrorEvent):
-            raise wire.raise_error(event)
-        return event
 
     async def _advance(self) -> None:
         """Take one message from the connection; `_receiving` is held."""

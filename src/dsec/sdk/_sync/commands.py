@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from dsec.base.errors import ProcessNotFoundError, UnknownOutcomeError
+from dsec.base.errors import ProcessNotFoundError, UnknownOutcomeError, error_from_code
 from dsec.model.process import (
     DEFAULT_OUTPUT_LIMIT_BYTES,
     DEFAULT_TIMEOUT_S,
+    ErrorEvent,
     ExitEvent,
     ExitStatus,
     OutputEvent,
@@ -49,6 +50,8 @@ class Command:
         for event in self._stream:
             if isinstance(event, OutputEvent):
                 return Output(stream=event.stream, data=event.data)
+            if isinstance(event, ErrorEvent):
+                raise error_from_code(event.code, event.brief, detail=event.detail, resolution=event.resolution)
             if isinstance(event, ExitEvent):
                 self.status = event.status
         raise StopIteration
