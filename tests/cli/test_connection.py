@@ -11,7 +11,7 @@ import pytest
 
 from dsec.base.errors import InvalidRequestError, InvalidStateError, NodeUnavailableError
 from dsec.cli import connection
-from dsec.cli.connection import answers, is_held, node_argv, open_service, start_node
+from dsec.cli.connection import is_held, node_argv, open_service, start_node
 from dsec.cli.context import Options
 from dsec.cli.up import holder
 from dsec.node.lock import hold_state
@@ -79,15 +79,20 @@ async def test_a_state_directory_that_cannot_be_made_is_told(tmp_path: Path) -> 
         await start_node(Options(), tmp_path / "file" / "state")
 
 
-def test_a_socket_that_nobody_listens_at_does_not_answer(tmp_path: Path) -> None:
-    path = tmp_path / "node.sock"
-    assert not answers(path)
+async def test_a_socket_that_a_killed_node_left_behind_starts_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:
-        left_behind.bind(str(path))
-        assert not answers(path)
-        left_behind.listen()
-        assert answers(path)
-    assert not answers(path)
+        left_behind.bind(str(tmp_path / "node.sock"))
+    _node_is(monkeypatch, "exit 5")
+    with pytest.raises(NodeUnavailableError, match="status 5"):
+        async with open_service(Options(state_dir_option=tmp_path)):
+            pass
+
+
+async def test_a_url_is_used_as_it_is(tmp_path: Path) -> None:
+    async with open_service(Options(url="http://127.0.0.1:1", state_dir_option=tmp_path / "state")):
+        assert not (tmp_path / "state").exists()
 
 
 def test_a_state_directory_is_held_while_its_lock_is(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,15 +17,13 @@ from dsec.cli.failures import sole_error
 from dsec.cli.lazy import Lazy, LazyGroup
 from dsec.cli.main import cli
 
-OURS = ("doctor", "up", "down", "config", "sandbox", "completion")
-
 
 def _all_commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield path
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            if path or name in OURS:
+            with contextlib.suppress(click.ClickException):  # A part that is not in this installation.
                 below = command.get_command(context, name)
                 assert below is not None
                 yield from _all_commands(below, (*path, name))

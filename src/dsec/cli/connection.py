@@ -8,7 +8,6 @@ gets the state directory's lock, and all talk to that one.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -20,6 +19,9 @@ import anyio
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError, PlatformError
 from dsec.cli.context import Options
 from dsec.cli.output import note
+from dsec.sdk.connect import answers
+from dsec.sdk.http import HttpService
+from dsec.sdk.keepalive import Endpoint
 from dsec.service.port import SandboxService
 
 START_TIMEOUT_S = 60.0
@@ -38,14 +40,11 @@ async def open_service(options: Options) -> AsyncIterator[SandboxService]:
         NodeUnavailableError: the node does not start; the detail holds the end of its log.
         InvalidRequestError: the options contradict each other.
     """
-    from dsec.sdk.http import HttpService
-    from dsec.sdk.keepalive import Endpoint
-
     if options.url:
         endpoint = Endpoint(url=options.url, token=options.token or "")
     else:
         state_dir = options.state_dir
-        if not answers(state_dir / "node.sock"):
+        if not await answers(state_dir / "node.sock"):
             await start_node(options, state_dir)
         endpoint = Endpoint(url=f"unix:{state_dir / 'node.sock'}")
     service = HttpService(endpoint)
@@ -54,22 +53,6 @@ async def open_service(options: Options) -> AsyncIterator[SandboxService]:
     finally:
         with anyio.CancelScope(shield=True), anyio.move_on_after(5):
             await service.aclose()
-
-
-def answers(socket_path: Path) -> bool:
-    """Tell whether somebody accepts connections at a unix socket. One that a killed node left behind refuses them."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(5)
-        try:
-            probe.connect(str(socket_path))
-        except PermissionError as error:
-            raise NodeUnavailableError(
-                f"the node at {socket_path} belongs to somebody else",
-                resolution="use its URL and token, or --state-dir",
-            ) from error
-        except OSError:
-            return False
-    return True
 
 
 async def start_node(options: Options, state_dir: Path) -> None:
@@ -131,7 +114,7 @@ def node_argv(options: Options, state_dir: Path) -> list[str]:
 
 
 async def _wait_answers(child: subprocess.Popen[bytes], state_dir: Path, log: Path) -> None:
-    while not answers(state_dir / "node.sock"):
+    while not await answers(state_dir / "node.sock"):
         if child.poll() is not None and not is_held(state_dir):
             raise _ended(child.returncode, state_dir, log)
         await anyio.sleep(_POLL_S)
