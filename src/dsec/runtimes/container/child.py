@@ -12,9 +12,25 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
+from dsec.runtimes.container.waiting import wait_readable
+
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 _FIRST_SAFE_DESCRIPTOR = 64
 """Descriptors handed to a child are first moved up here, so that placing one never overwrites another."""
+
+
+GATE_DESCRIPTOR = 9
+_GATE = 'read -r _ <&9 && exec 9<&- && exec "$@"'
+"""Runs a program once a line arrives on descriptor 9; when whoever would write it has died, not at all."""
+
+
+def gated(program: str, arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Return program and arguments that wait at the gate before they become the given ones.
+
+    Whoever starts a program in order to move it into a control group can be killed between the two; without the gate
+    the program would then go on outside of every group that will ever be looked into.
+    """
+    return "/bin/sh", ["-c", _GATE, "sh", program, *arguments]
 
 
 class HostChild:
@@ -27,7 +43,7 @@ class HostChild:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd = _pidfd_of_child(pid)
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int] = self._loop.create_future()
         self._loop.add_reader(self._pidfd, self._reap)
@@ -78,9 +94,29 @@ class HostChild:
             os.kill(self.pid, signal.SIGKILL)
 
 
+def _pidfd_of_child(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # Out of descriptors: nobody would ever reap it.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
 def bounded_read(descriptor: int, limit: int = 65_536) -> bytes:
     """Read what a non-blocking pipe holds now, at most `limit` bytes."""
     try:
         return os.read(descriptor, limit)
     except BlockingIOError:
         return b""
+
+
+async def read_to_end(descriptor: int) -> bytes:
+    """Read a non-blocking pipe until nobody holds its other end; keep at most 64 KiB."""
+    kept = b""
+    while True:
+        await wait_readable(descriptor)
+        data = bounded_read(descriptor)
+        if not data:
+            return kept
+        kept = (kept + data)[:65_536]

@@ -23,7 +23,7 @@ from dsec.model.capability import CapabilityReport
 from dsec.model.sandbox import QosClass
 from dsec.runtimes.container.bundle import CAPABILITIES, BundleRequest, runtime_config
 from dsec.runtimes.container.capabilities import report_capabilities, require
-from dsec.runtimes.container.child import HostChild, bounded_read
+from dsec.runtimes.container.child import HostChild, bounded_read, read_to_end
 from dsec.runtimes.container.command import LOG_DESCRIPTOR, Pipes, RuntimeProgram, find_program
 from dsec.runtimes.container.durable import end_shell
 from dsec.runtimes.container.failures import classify, logged_errors
@@ -203,7 +203,12 @@ class ContainerRuntime:
         except ProcessLookupError:
             pass  # It has ended already: its exit code and log say why.
         code = await child.wait()
-        message = logged_errors(bounded_read(log))
+        said = bounded_read(log)
+        if code == 0 and not self._flavour.own_kernel:
+            # The runtime ends a moment before the init it made becomes the init program, and a command that comes in
+            # between is refused (EPERM from setns). Until then that process, too, holds the log pipe.
+            said += await read_to_end(log)
+        message = logged_errors(said)
         if code != 0:
             raise classify(message or f"{self.name} run ended with {code} and said nothing")
         pid = _read_pid(paths)
