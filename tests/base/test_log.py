@@ -44,6 +44,18 @@ def test_json_is_one_object_a_line() -> None:
     assert "ValueError: why" in second["exception"]
 
 
+def test_a_traceback_does_not_show_local_variables() -> None:
+    stream = io.StringIO()
+    configure(stream=stream)
+    try:
+        token = "secret-of-somebody"
+        raise ValueError(len(token))
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    assert "ValueError: 18" in stream.getvalue()
+    assert "secret-of-somebody" not in stream.getvalue().replace('token = "secret-of-somebody"', "")
+
+
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(KeyError):
         configure(level="loud")

@@ -48,4 +48,5 @@ def configure(*, level: str = "warning", format: LogFormat = LogFormat.CONSOLE, 
 def _renderers(format: LogFormat, *, colors: bool) -> list[structlog.typing.Processor]:
     if format is LogFormat.JSON:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    return [structlog.dev.ConsoleRenderer(colors=colors)]
+    # Plain tracebacks: the fancy ones show local variables, among them tokens and what guests sent.
+    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
