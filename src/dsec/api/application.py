@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import structlog
+from anyio.lowlevel import checkpoint
 from starlette.websockets import WebSocket
 
 from dsec.api import wire
@@ -85,8 +86,10 @@ class _Response:
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
 
     async def chunk(self, data: bytes) -> None:
+        """Send a piece, and let others run: neither a ready producer nor uvicorn's send need ever suspend."""
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            await checkpoint()
 
     async def event(self, event: object) -> None:
         await self.chunk(wire.encode_event(event, msgpack=self.msgpack))

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import msgspec
 import structlog
+from anyio.lowlevel import checkpoint
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
@@ -129,6 +130,7 @@ class _Conversation:
                     await self._socket.send_bytes(wire.encode_output_frame(event))
                 else:
                     await _send_control(self._socket, event)
+                await checkpoint()  # Neither a ready producer nor uvicorn's send need ever suspend.
         except DsecError as error:
             self._failure = error
         except (WebSocketDisconnect, OSError):
