@@ -67,14 +67,15 @@ async def _enter_local(stack: AsyncExitStack, state_dir: str | Path | None) -> S
 
     settings = settings_of(state_dir)
     directory = Path(settings.state_dir)
-    with anyio.move_on_after(START_TIMEOUT_S):
-        while True:
-            if await answers(directory / "node.sock"):
-                return await stack.enter_async_context(_open_http(Endpoint(url=f"unix:{directory / 'node.sock'}")))
-            try:
-                return await stack.enter_async_context(open_node(settings))
-            except StateLockedError:
-                await anyio.sleep(POLL_S)
+    # Not a cancel scope: a node that is opened inside one could not outlive it.
+    deadline = anyio.current_time() + START_TIMEOUT_S
+    while anyio.current_time() < deadline:
+        if await answers(directory / "node.sock"):
+            return await stack.enter_async_context(_open_http(Endpoint(url=f"unix:{directory / 'node.sock'}")))
+        try:
+            return await stack.enter_async_context(open_node(settings))
+        except StateLockedError:
+            await anyio.sleep(POLL_S)
     raise NodeUnavailableError(
         f"a node holds {directory} but does not answer",
         resolution="end the process whose id stands in node.lock, or use another DSEC_STATE_DIR",
