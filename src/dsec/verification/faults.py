@@ -66,7 +66,8 @@ def _outcome(error: DsecError, phase: Phase) -> Outcome:
 def judge_error(error: DsecError, phase: Phase) -> Judgement:
     """Return what `error` in `phase` makes of the attempt."""
     outcome = _outcome(error, phase)
-    detail = f" ({error.detail.strip().splitlines()[-1][:200]})" if error.detail.strip() else ""
+    last_line = error.detail.strip().rpartition("\n")[2][:200]
+    detail = f" ({last_line})" if last_line not in error.brief else ""
     verdict = Verdict(outcome=outcome, reason=f"{_WORDS[phase]}: {error.brief}{detail}", error_code=error.code)
     again = error.retryable or isinstance(error, (SandboxNotFoundError, UnknownOutcomeError))
     return Judgement(verdict=verdict, retry=outcome is Outcome.INFRASTRUCTURE_ERROR and again)
