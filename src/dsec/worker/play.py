@@ -39,6 +39,7 @@ class Play:
         self._log = log
         self._watch = watch
         self._deadline = anyio.current_time() + task.agent_timeout_s
+        self._decide_s = 0.0
         self.rounds: tuple[Round, ...] = ()
 
     async def run(self, *, maximum_rounds: int) -> PolicyEnd:
@@ -71,6 +72,7 @@ class Play:
             return None
         history = History(instruction=self._task.instruction, rounds=self.rounds, remaining_s=remaining_s)
         decision: Decision | Done | None = None
+        began = self._watch.elapsed_s()
         with self._watch.stage(Stage.DECIDE), anyio.move_on_at(self._deadline):
             try:
                 decision = await self._policy.next_round(history)
@@ -82,6 +84,7 @@ class Play:
                     detail="".join(traceback.format_exception(error)[-3:]),
                     resolution="mend the policy; the attempt says nothing about the task",
                 ) from error
+        self._decide_s = round(self._watch.elapsed_s() - began, 6)
         return decision
 
     async def _carry_out(self, decision: Decision) -> None:
@@ -94,6 +97,7 @@ class Play:
             index=len(self.rounds),
             decision=decision,
             results=tuple(results),
+            decide_s=self._decide_s,
             tools_s=round(self._watch.elapsed_s() - began, 6),
         )
         with self._watch.stage(Stage.RECORD):

@@ -84,9 +84,10 @@ def _is_safe_directory(info: FileInfo) -> bool:
 
 async def clear(service: SandboxService, sandbox_id: str) -> None:
     """Remove what stands where the tests and their reward will be."""
-    await _remove(service, sandbox_id, "/tests")
-    logs = await _stat(service, sandbox_id, "/logs")
-    if logs is not None:
+    top = {entry.name: entry for entry in await service.list_files(sandbox_id, "/", user=ROOT)}
+    if "tests" in top:
+        await _remove(service, sandbox_id, "/tests")
+    if logs := top.get("logs"):
         await _remove(service, sandbox_id, "/logs/verifier" if _is_safe_directory(logs) else "/logs")
 
 
