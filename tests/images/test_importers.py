@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
-from dsec.base.errors import InvalidRequestError, PathNotFoundError, UnsafeArchiveError
+from dsec.base.errors import HostDiskFullError, InvalidRequestError, PathNotFoundError, UnsafeArchiveError
 from dsec.images.importers.detect import ImportFormat, detect, import_image
 from dsec.images.importers.request import ImportRequest
 from dsec.images.listing import directory_digest
@@ -304,3 +304,35 @@ def test_docker_archive_whose_layer_leads_out_is_refused(store: LocalImageStore,
         path.write_bytes(tar_of(**{"manifest.json": manifest, "c.json": config}))
         with pytest.raises(InvalidRequestError, match="not a file in it"):
             import_image(store, ImportRequest(path=path, name="mine"), kind=ImportFormat.DOCKER_ARCHIVE)
+
+
+def test_failed_import_leaves_none_of_its_layers(store: LocalImageStore, tmp_path: Path) -> None:
+    layout = write_layout(tmp_path / "l", [tar_of(a="1"), tar_of(**{"../b": "2"})])
+    with pytest.raises(UnsafeArchiveError):
+        run_import(store, layout)
+    assert list((store.root / "layers").iterdir()) == []
+    assert list((store.root / "staging").iterdir()) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("content_bytes", [600_000, 5_000_000])
+def test_full_disk_is_said_and_nothing_is_left(tmp_path: Path, content_bytes: int) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar_of(a="x" * content_bytes))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
+    try:
+        store = LocalImageStore(small / "images")
+        with pytest.raises(HostDiskFullError, match="no space left"):
+            run_import(store, path)
+        assert list((store.root / "layers").iterdir()) == []
+        assert list((store.root / "staging").iterdir()) == []
+        store.close()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_bad_name_is_said_before_anything_is_done(store: LocalImageStore, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="not an image name"):
+        import_image(store, ImportRequest(path=tmp_path / "missing", name="a b"))

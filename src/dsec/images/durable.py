@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from dsec.base.errors import ExternalCommandError, HostDiskFullError
 
 
 def sync_path(path: Path) -> None:
@@ -58,3 +61,26 @@ def try_lock(path: Path) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+@contextmanager
+def full_disk_reported(what: str) -> Iterator[None]:
+    """Turn a full disk, met by us or by a program that we ran, into `HostDiskFullError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _disk_full(what, str(error)) from error
+    except ExternalCommandError as error:
+        if os.strerror(errno.ENOSPC) not in error.detail:
+            raise
+        raise _disk_full(what, error.detail) from error
+
+
+def _disk_full(what: str, detail: str) -> HostDiskFullError:
+    return HostDiskFullError(
+        f"no space left while {what}",
+        detail=detail,
+        resolution="free space on the disk of the state directory, or remove images (dsec image rm)",
+    )

@@ -12,16 +12,17 @@ What makes it safe for several processes and for `kill -9` at any instruction:
 from __future__ import annotations
 
 import os
+import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsec.base.errors import InvalidRequestError, StateCorruptedError
 from dsec.images import erofs, layers
 from dsec.images.catalog import Catalog, image_id
-from dsec.images.durable import exclusive, sync_path, write_atomically
+from dsec.images.durable import exclusive, full_disk_reported, sync_path, write_atomically
 from dsec.images.layer_mounts import LayerMounts
 from dsec.images.layers import LayerRecord, hex_of
 from dsec.images.names import canonical_name, not_found
@@ -95,6 +96,7 @@ class LocalImageStore:
         with exclusive(self._lock):
             self._staging.sweep()
             self._collect()
+        self._delete_doomed()
 
     def close(self) -> None:
         """Let go of pins; mounts stay for the next process. Idempotent."""
@@ -152,7 +154,7 @@ class LocalImageStore:
         return self._store_layer(tree, take=True)
 
     def _store_layer(self, tree: Path, *, take: bool) -> str:
-        with self._staging.directory() as work:
+        with full_disk_reported("storing a layer"), self._staging.directory() as work:
             if self.layer_format()[0] is LayerFormat.EROFS:
                 made, record = layers.write_erofs(tree, work)
             else:
@@ -175,7 +177,7 @@ class LocalImageStore:
         known = canonical_name(name)
         if not layers:
             raise InvalidRequestError(f"image {known!r} would have no layer", resolution="give it at least one")
-        with exclusive(self._lock):
+        with full_disk_reported(f"naming image {known!r}"), exclusive(self._lock):
             infos = tuple(self._record(digest).info for digest in layers)
             image = ImageInfo(
                 name=known,
@@ -201,6 +203,7 @@ class LocalImageStore:
             if not self._catalog.delete(known):
                 raise not_found(known, self._catalog.names())
             self._collect()
+        self._delete_doomed()
 
     def release(self) -> None:
         """Unmount the layers that no live sandbox uses, and collect. See the port."""
@@ -211,24 +214,27 @@ class LocalImageStore:
             self._pins.drop(sorted(self._held - used))
             self._held &= used
             self._collect()
+        self._delete_doomed()
 
     def _collect(self) -> None:
-        """Delete the layers that no name, mount, sandbox or live process refers to. The caller holds the lock."""
+        """Take away the layers that no name, mount, sandbox or live process refers to. The caller holds the lock."""
         named = {hex_of(layer.digest) for image in self._catalog.images() for layer in image.layers}
         others = {hex_of(digest) for digest in self._layers_in_use() | self._pins.pinned()}
         kept = named | others | self._mounts.mounted()
         for layer in list(self._layers.iterdir()):
             if layer.name not in kept:
-                # Renamed first: a crash in the middle must not leave half a layer under its digest.
-                doomed = self.root / "staging" / f"{layer.name}.doomed"
-                layer.rename(doomed)
-        for doomed in (self.root / "staging").glob("*.doomed"):
-            remove_tree(doomed)
+                # Deleting takes time and can be cut short, so that it happens elsewhere, and without the lock.
+                layer.rename(self.root / "staging" / f"{layer.name}.{secrets.token_hex(4)}.doomed")
         for unfinished in [*self._diffs.glob(".*.tmp"), *(self.root / "names").glob(".*.tmp")]:
             unfinished.unlink(missing_ok=True)
         for diff in list(self._diffs.iterdir()):
             if not (self._layers / hex_of(_read_text(diff))).exists():
                 diff.unlink(missing_ok=True)
+
+    def _delete_doomed(self) -> None:
+        """Delete what `_collect` took away, here or in a process that was killed."""
+        for doomed in (self.root / "staging").glob("*.doomed"):
+            remove_tree(doomed)
 
     def layer_format(self) -> tuple[LayerFormat, str]:
         """Return how new layers are stored, and why not as EROFS (empty when they are)."""
@@ -256,6 +262,18 @@ class LocalImageStore:
                     detail=f"its content has the digest {found}",
                     resolution="remove the images that use it and import them again",
                 )
+
+    @contextmanager
+    def undone_on_failure(self, digests: Sequence[str]) -> Iterator[None]:
+        """Give up the layers in `digests`, which the block fills, when the block fails before it names them."""
+        try:
+            yield
+        except BaseException:
+            with exclusive(self._lock):
+                self._pins.drop(digests)
+                self._collect()
+            self._delete_doomed()
+            raise
 
     def work_directory(self) -> AbstractContextManager[WorkDirectory]:
         """Return a private directory on the store's file system, for importers; a crash leaves nothing of it."""

@@ -14,6 +14,7 @@ from dsec.images.importers.oci_layout import import_oci_layout
 from dsec.images.importers.request import ImportRequest
 from dsec.images.importers.rootfs_tar import import_rootfs_tar, stream_limit
 from dsec.images.importers.tar_reader import TarReader
+from dsec.images.names import canonical_name
 from dsec.images.store import LocalImageStore
 from dsec.images.tree_writer import TreeWriter
 from dsec.model.image import ImageInfo
@@ -40,6 +41,7 @@ def import_image(
         UnsafeArchiveError: the archive could escape, or unfolds without bound.
         InvalidRequestError: it is damaged, or none of the known formats.
     """
+    canonical_name(request.name)  # A bad name is said now, not after the work.
     if not request.path.exists():
         raise PathNotFoundError(f"{request.path} does not exist")
     if kind is ImportFormat.AUTO:

@@ -39,9 +39,11 @@ def import_docker_archive(store: LocalImageStore, request: ImportRequest) -> Ima
     diff_ids = config.rootfs.diff_ids
     if not diff_ids or len(diff_ids) != len(image.layers):
         raise InvalidRequestError(f"the archive has {len(image.layers)} layers and {len(diff_ids)} diff ids")
-    pairs = zip(image.layers, diff_ids, strict=True)
-    digests = [import_layer(store, _inside(root, layer), diff_id, request) for layer, diff_id in pairs]
-    return store.add_image(request.name, digests, image_config(config), source=request.told_source)
+    digests: list[str] = []
+    with store.undone_on_failure(digests):
+        for layer, diff_id in zip(image.layers, diff_ids, strict=True):
+            digests.append(import_layer(store, _inside(root, layer), diff_id, request))
+        return store.add_image(request.name, digests, image_config(config), source=request.told_source)
 
 
 def _choose(root: Path, request: ImportRequest) -> _ArchivedImage:

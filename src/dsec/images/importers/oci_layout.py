@@ -72,10 +72,12 @@ def import_oci_layout(store: LocalImageStore, request: ImportRequest) -> ImageIn
             f"between 1 and {_MAX_LAYERS}",
             resolution="export the image again",
         )
-    digests = []
-    for descriptor, diff_id in zip(manifest.layers, diff_ids, strict=True):
-        digests.append(store.layer_of_diff(diff_id) or import_layer(store, layout.blob(descriptor), diff_id, request))
-    return store.add_image(request.name, digests, image_config(config), source=request.told_source)
+    digests: list[str] = []
+    with store.undone_on_failure(digests):
+        for descriptor, diff_id in zip(manifest.layers, diff_ids, strict=True):
+            known = store.layer_of_diff(diff_id)
+            digests.append(known or import_layer(store, layout.blob(descriptor), diff_id, request))
+        return store.add_image(request.name, digests, image_config(config), source=request.told_source)
 
 
 class _Layout:

@@ -1,0 +1,71 @@
+"""`dsec image`, on a real store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dsec.cli.main import cli
+from dsec.images.staging import remove_tree
+
+
+class Command:
+    """The command line on one state directory."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    def __call__(self, *arguments: str) -> Result:
+        return CliRunner().invoke(cli, ["--state-dir", str(self.state), "image", *arguments])
+
+
+@pytest.fixture
+def dsec(tmp_path: Path) -> Iterator[Command]:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_text("1")
+    yield Command(tmp_path / "state")
+    remove_tree(tmp_path / "state")
+
+
+def test_import_prints_nothing_but_data_on_stdout(dsec: Command, tmp_path: Path) -> None:
+    result = dsec("import", str(tmp_path / "tree"), "--name", "mine:v1", "--env", "A=b", "--user", "7", "--json")
+    assert result.exit_code == 0
+    image = json.loads(result.stdout)
+    assert (image["name"], image["config"]) == ("mine:v1", {"env": {"A": "b"}, "workdir": "/", "user": "7"})
+    assert "importing" in result.stderr
+
+
+def test_images_are_listed_tagged_inspected_and_removed(dsec: Command, tmp_path: Path) -> None:
+    assert json.loads(dsec("ls", "--json").stdout) == []
+    assert dsec("import", str(tmp_path / "tree"), "--name", "mine").exit_code == 0
+    assert dsec("tag", "mine", "other:v2").exit_code == 0
+    assert [image["name"] for image in json.loads(dsec("ls", "--json").stdout)] == ["mine", "other:v2"]
+    assert "other:v2" in dsec("ls").stdout
+    shown = dsec("inspect", "mine", "--verify")
+    assert shown.exit_code == 0
+    assert "sha256:" in shown.stdout
+    assert dsec("rm", "mine", "other:v2").exit_code == 0
+    assert list((dsec.state / "images/layers").iterdir()) == []
+
+
+def test_unknown_image_exits_with_its_code_and_says_what_to_do(dsec: Command) -> None:
+    result = dsec("inspect", "nothing")
+    assert result.exit_code == 66
+    assert "dsec image import" in result.stderr
+    assert dsec("rm", "nothing").exit_code == 66
+
+
+def test_what_cannot_be_imported_exits_with_its_code(dsec: Command, tmp_path: Path) -> None:
+    assert dsec("import", str(tmp_path / "missing"), "--name", "mine").exit_code == 66
+    (tmp_path / "text").write_text("no archive")
+    assert dsec("import", str(tmp_path / "text"), "--name", "mine").exit_code == 64
+    assert dsec("import", str(tmp_path / "tree"), "--name", "Not A Name").exit_code == 64
+
+
+def test_build_without_dockerfile_is_an_error(dsec: Command, tmp_path: Path) -> None:
+    result = dsec("build", str(tmp_path / "tree"), "-t", "mine")
+    assert result.exit_code in (66, 69)  # 69: building needs root.
