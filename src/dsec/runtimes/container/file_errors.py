@@ -63,7 +63,7 @@ _MAXIMUM_SHOWN = 200
 
 def show(path: bytes | str) -> str:
     """Return a path for people: printable, bounded, undecodable bytes as U+FFFD."""
-    raw = os.fsencode(path) if isinstance(path, str) else path
+    raw = path.encode("utf-8", "replace") if isinstance(path, str) else path
     text = raw.decode("utf-8", "replace")
     text = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     if len(text) <= _MAXIMUM_SHOWN:

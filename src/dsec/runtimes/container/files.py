@@ -6,6 +6,7 @@ The theory is in four files: `root` (how paths are opened), `access` (threads, i
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import weakref
@@ -180,7 +181,7 @@ class ContainerFiles:
         raw = encode_path(path)
 
         def open_watch(root_fd: int, who: ResolvedUser) -> tuple[WatchTree, ResolvedUser]:
-            tree = WatchTree(open_directory(root_fd, raw), recursive=recursive, check=CancellationCheck())
+            tree = WatchTree(root_fd, raw, recursive=recursive, check=CancellationCheck())
             return tree, who
 
         tree, who = await self._access.run_for(user, raw, open_watch)
@@ -203,14 +204,23 @@ def _move(root_fd: int, old: bytes, new: bytes) -> None:
         new_parent, new_name = open_parent(root_fd, new)
         try:
             if stat.S_ISDIR(status.st_mode):
-                # rename(2) would replace an empty directory.
-                rename_no_replace(old_parent, old_name, new_parent, new_name)
+                _move_directory(old_parent, old_name, new_parent, new_name)
             else:
                 os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
         finally:
             os.close(new_parent)
     finally:
         os.close(old_parent)
+
+
+def _move_directory(old_parent: int, old_name: bytes, new_parent: int, new_name: bytes) -> None:
+    """Rename a directory to a name that is free (rename(2) would replace an empty directory)."""
+    try:
+        rename_no_replace(old_parent, old_name, new_parent, new_name)
+    except FileExistsError as error:
+        if stat.S_ISDIR(os.stat(new_name, dir_fd=new_parent, follow_symlinks=False).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new_name) from error
+        raise
 
 
 def _remove(root_fd: int, path: bytes, recursive: bool, check: Callable[[], None]) -> None:

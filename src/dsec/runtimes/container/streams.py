@@ -1,8 +1,8 @@
 """One pipeline for everything that is read or written in chunks: files and archives, both ways.
 
 A `Source` or `Sink` is plain blocking code; `ChunkReader` and `ChunkWriter` make the port's `Reader` and `Writer` of
-it. Small contents cost no hop of their own: a reader is born with the first bytes, and a writer gathers what it is given.
-Memory per stream is bounded by two chunks.
+it. Small contents cost no hop of their own: a reader is born with the first bytes, and a writer gathers what it is
+given. Memory per stream is bounded by two chunks.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import tarfile
 from collections.abc import Callable, Generator, Iterator
 
 from dsec.base.errors import ConflictError, LimitExceededError, UnsupportedFileError
-from dsec.base.units import GIB, MIB
+from dsec.base.units import GIB, KIB, MIB
 from dsec.linux.openat2 import open_child, reopen
 from dsec.model.files import MAXIMUM_PATH_BYTES
 from dsec.runtimes.container.descent import OPEN_LEVELS, Descent
@@ -41,6 +41,7 @@ MAXIMUM_WAITING_NAMES = 200_000
 """Names held in memory for levels that had to be closed because the tree is deep."""
 
 _PIECE_BYTES = 1 * MIB
+_LARGE_BYTES = 64 * KIB
 _END = bytes(2 * tarfile.BLOCKSIZE)
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
@@ -65,26 +66,26 @@ class PackingSource:
         self._total_bytes = 0
         self._descent: Descent | None = None
         self._open_file: int | None = None
-        self._rest = memoryview(b"")
+        self._rest = b""
         self._pieces = self._directory() if stat.S_ISDIR(os.fstat(fd).st_mode) else self._single(name)
 
     def take(self, limit: int) -> bytes:
-        """Gather pieces up to `limit`; large contents pass through without being copied again."""
-        gathered: list[bytes | memoryview] = []
+        """Gather small pieces up to `limit`; a large one passes through alone, without being copied again."""
+        gathered: list[bytes] = []
         size = 0
         while size < limit:
-            piece = self._rest if self._rest else next(self._pieces, b"")
+            piece = self._rest or next(self._pieces, b"")
+            self._rest = b""
             if not piece:
                 break
-            view = memoryview(piece)
-            part, self._rest = view[: limit - size], view[limit - size :]
-            gathered.append(piece if len(part) == len(piece) else part)
-            size += len(part)
-            if size >= limit // 2:
+            if gathered and len(piece) > _LARGE_BYTES:
+                self._rest = piece
                 break
-        if len(gathered) == 1 and isinstance(gathered[0], bytes):
-            return gathered[0]
-        return b"".join(gathered)
+            if len(piece) > limit - size:
+                piece, self._rest = piece[: limit - size], piece[limit - size :]
+            gathered.append(piece)
+            size += len(piece)
+        return gathered[0] if len(gathered) == 1 else b"".join(gathered)
 
     def close(self) -> None:
         self._pieces = iter(())
@@ -194,7 +195,9 @@ class PackingSource:
             yield data
         if not left and os.fstat(fd).st_size > size:
             self._changed.add(path)
-        yield bytes(-size % tarfile.BLOCKSIZE)
+        # Never an empty piece: that would look like the end.
+        if padding := -size % tarfile.BLOCKSIZE:
+            yield bytes(padding)
 
     def _count(self, size: int, path: bytes) -> None:
         self._total_bytes += size

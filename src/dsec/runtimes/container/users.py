@@ -125,7 +125,7 @@ def _parse_id(text: str, whole: str) -> int:
     number = _id(text)
     if number is None:
         raise UserNotFoundError(
-            f"there is no user {show(whole.encode('utf-8', 'surrogateescape'))} in the sandbox",
+            f"there is no user {show(whole.encode('utf-8', 'replace'))} in the sandbox",
             resolution=f"use a name of its /etc/passwd, or ids below {IDS_PER_RANGE}",
         )
     return number

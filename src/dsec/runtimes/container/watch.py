@@ -30,6 +30,7 @@ from dsec.linux.openat2 import (
 from dsec.model.files import FileChange, FileChangeKind
 from dsec.runtimes.container.access import Access
 from dsec.runtimes.container.file_errors import show
+from dsec.runtimes.container.root import open_directory
 from dsec.runtimes.container.users import ResolvedUser
 
 MAXIMUM_WATCHES = 8192
@@ -51,7 +52,7 @@ _KINDS = (
 )
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 _BELOW = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS
-_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES, errno.EINVAL})
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.EACCES, errno.EINVAL, errno.EBADF})
 _NO_MORE = frozenset({errno.ENOSPC, errno.EMFILE})
 _OVERFLOW = FileChange(kind=FileChangeKind.OVERFLOW, path="")
 
@@ -59,21 +60,27 @@ _OVERFLOW = FileChange(kind=FileChangeKind.OVERFLOW, path="")
 class WatchTree:
     """The watches of one directory and, if `recursive`, of those below it. Blocking; used by one thread at a time.
 
+    The directory is opened only for the moments of adding watches: the kernel tells that a directory is gone when its
+    last descriptor is.
+
     Args:
-        top_fd: the directory, opened for reading; owned.
+        root_fd: the sandbox's root.
+        path: the directory in it.
         check: called for every directory; raises to stop.
     """
 
-    def __init__(self, top_fd: int, *, recursive: bool, check: Callable[[], None]) -> None:
-        self._top_fd = top_fd
+    def __init__(self, root_fd: int, path: bytes, *, recursive: bool, check: Callable[[], None]) -> None:
+        self._top = path
+        self._top_fd = open_directory(root_fd, path)
         self._recursive = recursive
         self._check = check
         self._paths: dict[int, bytes] = {}
         self.finished = False
         """Whether the directory itself is gone."""
-        self.fd = _new_instance(top_fd)
+        self.fd = -1
         try:
-            self._top_watch = inotify.add_watch(self.fd, top_fd, _MASK)
+            self.fd = _new_instance()
+            self._top_watch = inotify.add_watch(self.fd, self._top_fd, _MASK)
             self._paths[self._top_watch] = b""
             if recursive and not self._add_below(b"", None):
                 raise LimitExceededError(
@@ -82,19 +89,38 @@ class WatchTree:
         except BaseException:
             self.close()
             raise
+        finally:
+            self._close_top()
 
     def close(self) -> None:
-        for fd in (self.fd, self._top_fd):
-            if fd >= 0:
-                os.close(fd)
-        self.fd = self._top_fd = -1
+        """End the watches."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _close_top(self) -> None:
+        if self._top_fd >= 0:
+            os.close(self._top_fd)
+            self._top_fd = -1
 
     @property
     def recursive(self) -> bool:
         return self._recursive
 
-    def changes(self, data: bytes) -> list[FileChange]:
-        """Return what the events of one reading say, without immediate repetitions."""
+    def changes(self, data: bytes, root_fd: int) -> list[FileChange]:
+        """Return what the events of one reading say, without immediate repetitions. Follows new directories."""
+        try:
+            self._top_fd = open_directory(root_fd, self._top)
+        except OSError as error:
+            if not _is_gone(error):
+                raise
+        try:
+            return self.translate(data)
+        finally:
+            self._close_top()
+
+    def translate(self, data: bytes) -> list[FileChange]:
+        """As `changes`, for a watch that is not recursive; does not touch files."""
         found: list[FileChange] = []
         for event in inotify.parse(data):
             for change in self._changes_of(event):
@@ -204,11 +230,10 @@ def _change(kind: FileChangeKind, path: bytes) -> FileChange:
     return FileChange(kind=kind, path=path.decode("utf-8", "replace"))
 
 
-def _new_instance(top_fd: int) -> int:
+def _new_instance() -> int:
     try:
         return inotify.init()
     except OSError as error:
-        os.close(top_fd)
         if error.errno != errno.EMFILE:
             raise
         raise LimitExceededError(
@@ -264,9 +289,9 @@ class InotifyEvents:
         except BlockingIOError:
             return
         if self._tree.recursive:
-            changes = await self._access.run(self._user, self._path, lambda _: self._tree.changes(data))
+            changes = await self._access.run(self._user, self._path, lambda root: self._tree.changes(data, root))
         else:
-            changes = self._tree.changes(data)
+            changes = self._tree.translate(data)
         self._pending.extend(changes)
 
     def _check_open(self) -> None:
