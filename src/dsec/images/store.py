@@ -64,7 +64,8 @@ class LocalImageStore:
 
     Args:
         root: the directory, ``<state>/images``; made if missing.
-        layers_in_use: digests of the layers that sandboxes use, or are about to. `release` and `remove` spare them.
+        layers_in_use: digests of the layers that sandboxes use, or are about to; None: not known yet, so that nothing
+            may be unmounted or collected. Asked at once, since opening collects, and by `release` and `remove`.
         layer_format: how to store new layers; None: EROFS where the host has it, otherwise directories.
         wall_s: wall clock, for `created_at_s`.
     """
@@ -73,7 +74,7 @@ class LocalImageStore:
         self,
         root: Path,
         *,
-        layers_in_use: Callable[[], frozenset[str]] = nothing_in_use,
+        layers_in_use: Callable[[], frozenset[str] | None] = nothing_in_use,
         layer_format: LayerFormat | None = None,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
@@ -209,6 +210,8 @@ class LocalImageStore:
         """Unmount the layers that no live sandbox uses, and collect. See the port."""
         with exclusive(self._lock):
             used = self._layers_in_use()
+            if used is None:
+                return
             for hex_digest in self._mounts.mounted() - {hex_of(digest) for digest in used}:
                 self._mounts.unmount(hex_digest)
             self._pins.drop(sorted(self._held - used))
@@ -218,8 +221,11 @@ class LocalImageStore:
 
     def _collect(self) -> None:
         """Take away the layers that no name, mount, sandbox or live process refers to. The caller holds the lock."""
+        used = self._layers_in_use()
+        if used is None:
+            return
         named = {hex_of(layer.digest) for image in self._catalog.images() for layer in image.layers}
-        others = {hex_of(digest) for digest in self._layers_in_use() | self._pins.pinned()}
+        others = {hex_of(digest) for digest in used | self._pins.pinned()}
         kept = named | others | self._mounts.mounted()
         for layer in list(self._layers.iterdir()):
             if layer.name not in kept:

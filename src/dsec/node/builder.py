@@ -86,10 +86,10 @@ class _LayersInUse:
     """Tells the image store which layers sandboxes use. Until the node can be asked, nothing may be collected."""
 
     def __init__(self) -> None:
-        self._ask: Callable[[], frozenset[str]] = frozenset
+        self._ask: Callable[[], frozenset[str] | None] = lambda: None
 
     def ask(self, source: Callable[[], frozenset[str]]) -> None:
         self._ask = source
 
-    def __call__(self) -> frozenset[str]:
+    def __call__(self) -> frozenset[str] | None:
         return self._ask()

@@ -211,6 +211,21 @@ class StoredImageSuite(ImageStoreSuite):
         store.release()
         assert not mounted.exists()
 
+    def test_nothing_is_collected_while_it_is_not_known_what_sandboxes_use(
+        self, open_store: OpenStore, tmp_path: Path
+    ) -> None:
+        store = open_store(layers_in_use=lambda: None)
+        store.add_image("mine", [store.add_layer(make_tree(tmp_path / "t", a="1"))], CONFIG, source="test")
+        (mounted,) = store.mount(["mine"]).layer_paths
+        store.remove("mine")
+        store.release()
+        assert (mounted / "a").read_text() == "1"
+        known = open_store()
+        known.release()
+        store.close()
+        known.release()
+        assert list((store.root / "layers").iterdir()) == []
+
     def test_mount_again_after_release(self, store: LocalImageStore, tmp_path: Path) -> None:
         store.add_image("mine", [store.add_layer(make_tree(tmp_path / "t", a="1"))], CONFIG, source="test")
         store.mount(["mine"])
