@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from dsec.base.errors import InvalidRequestError
 from dsec.runtimes.container.flavour import Flavour
 from dsec.runtimes.container.paths import InstancePaths
 
@@ -52,7 +53,7 @@ class RuntimeProgram:
     ) -> list[str]:
         """Arguments of `exec`."""
         arguments = [*self.global_arguments(state, log), "exec", "--process", document]
-        if console is not None:
+        if console is not None and self.flavour.console_socket:
             arguments += ["--console-socket", str(console)]
         if control:
             arguments += ["--preserve-fds", "1"]
@@ -66,21 +67,41 @@ class Pipes:
     ours: dict[str, int] = field(default_factory=dict)
     child: dict[int, int] = field(default_factory=dict)
 
-    def output(self, name: str, target: int) -> None:
-        """Make a pipe that the child writes as descriptor `target`."""
+    def output(self, name: str, target: int, owner: int | None = None) -> None:
+        """Make a pipe that the child writes as descriptor `target`.
+
+        Args:
+            owner: host id of the guest's user, who may then open it again as /dev/stdout.
+        """
         read, write = os.pipe()
         os.set_blocking(read, False)
+        if owner is not None:
+            os.fchown(write, owner, owner)
         self.ours[name], self.child[target] = read, write
 
-    def input(self, name: str, target: int, *, blocking: bool = False) -> None:
-        """Make a pipe that the child reads as descriptor `target`."""
+    def input(self, name: str, target: int, owner: int | None = None, *, blocking: bool = False) -> None:
+        """Make a pipe that the child reads as descriptor `target`; `owner` as for `output`."""
         read, write = os.pipe()
+        if owner is not None:
+            os.fchown(read, owner, owner)
         os.set_blocking(write, blocking)
         self.ours[name], self.child[target] = write, read
 
-    def null(self, target: int, flags: int) -> None:
-        """Give the child /dev/null."""
-        self.child[target] = os.open(os.devnull, flags | os.O_CLOEXEC)
+    def empty(self, target: int, owner: int | None = None) -> None:
+        """Give the child an input that is at its end; `owner` as for `output`.
+
+        Not /dev/null: OCI runtimes hand their standard streams over to the guest's root with fchown(2), and the guest
+        could then take the host's own device away from everybody (``chmod 0 /proc/self/fd/0``).
+        """
+        read, write = os.pipe()
+        os.close(write)
+        if owner is not None:
+            os.fchown(read, owner, owner)
+        self.child[target] = read
+
+    def sink(self, target: int) -> None:
+        """Give the child a place of its own for words that nobody wants; not /dev/null, as above."""
+        self.child[target] = os.memfd_create("sink", os.MFD_CLOEXEC)
 
     def take(self, name: str) -> int:
         """Hand over one of our ends."""
@@ -98,13 +119,30 @@ class Pipes:
             os.close(self.ours.popitem()[1])
 
 
-def write_document(descriptor: int, document: object) -> None:
+def encode_document(document: object) -> bytes:
+    """Return a process document as bytes.
+
+    Raises:
+        InvalidRequestError: it holds what a runtime cannot be told: bytes that are not UTF-8, or a NUL, at which the
+            runtime would cut the text off.
+    """
+    try:
+        data = msgspec.json.encode(document)
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            "arguments and environment must be UTF-8", detail=str(error), resolution="pass other bytes in a file"
+        ) from error
+    if b"\\u0000" in data:
+        raise InvalidRequestError("arguments and environment cannot hold NUL", resolution="pass it in a file")
+    return data
+
+
+def write_document(descriptor: int, data: bytes) -> None:
     """Write a process document into its pipe and close it; the pipe is made large enough not to block.
 
     Raises:
         BrokenPipeError: the runtime has ended without reading it; its log says why.
     """
-    data = msgspec.json.encode(document)
     try:
         if len(data) > 65_536:
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, len(data))

@@ -1,33 +1,38 @@
 """A command that outlives the node.
 
-A small `sh` on the host stands between us and the runtime. It holds both ends of two FIFOs that carry the output, so
-that the command neither blocks on a missing reader's death nor dies of SIGPIPE, only waits while nobody reads; when
-the command ends it writes the exit code to a file and stays until the last output was fetched. Everything that a
-later node needs is in the command's directory::
+A small `sh` on the host stands between us and the runtime. It holds both ends of the two pipes that carry the output,
+so that the command neither blocks on a missing reader's death nor dies of SIGPIPE, only waits while nobody reads; when
+the command ends it writes the exit code to a file and stays until the last output was fetched. A later node opens the
+read ends again through the shell's ``/proc/<pid>/fd``: anonymous pipes show the guest no path of the host, as FIFOs
+would. Everything else that a later node needs is in the command's directory::
 
     pid      the shell's pid
-    started  the shell was let go and has started the runtime
-    out err  FIFOs of the output
+    started  the shell was let go and starts the runtime
     status   FIFO that announces the exit code to a node that is there
     exit     the exit code, written by rename
     release  FIFO: a line here lets the shell go
     log      the runtime's own errors
     process.json
+
+The shell begins at a gate, a pipe on which it waits for a line until it is in the command's control group. When the
+node dies before that, the gate is at its end and so is the shell.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError, RuntimeFailedError, SandboxExitedError
 from dsec.model.process import ExitStatus, Stream, TerminalSize
-from dsec.runtimes.container.child import HostChild
+from dsec.runtimes.container.child import GATE_DESCRIPTOR, HostChild
 from dsec.runtimes.container.command import Pipes, RuntimeProgram
 from dsec.runtimes.container.failures import classify, logged_errors
 from dsec.runtimes.container.group import CommandGroup
@@ -37,28 +42,53 @@ from dsec.runtimes.container.waiting import wait_writable
 from dsec.runtimes.port import SpawnRequest
 
 SHELL = "/bin/sh"
-SCRIPT = """cd "$1" || exit 1
+SCRIPT = f"""cd "$1" || exit 1
 shift
-exec 3<>out 4<>err 5<>status 6<>release
-read -r _ <&6
+read -r _ <&{GATE_DESCRIPTOR} || exit 1
+exec {GATE_DESCRIPTOR}<&- 5<>status 6<>release
 : >started
-"$@" >&3 2>&4 3>&- 4>&- 5>&- 6>&-
+"$@" >&3 2>&4 3>&- 4>&- 5>&- 6>&- 7<&- 8<&-
 code=$?
 echo "$code" >exit.new && mv exit.new exit
 echo "$code" >&5
 read -r _ <&6
 """
-"""Waits for a first line on `release` before it starts the runtime: by then it is in its control group."""
 
-_FIFOS = ("out", "err", "status", "release")
+_FIFOS = ("status", "release")
+_WRITE_ENDS = {Stream.STDOUT: 3, Stream.STDERR: 4}
+_READ_ENDS = {Stream.STDOUT: 7, Stream.STDERR: 8}
+_KILLED_EXIT_CODE = 128 + signal.SIGKILL
 _MAXIMUM_LOG_BYTES = 65_536
 
 
+class _Names(msgspec.Struct):
+    """The part of a process document that errors name."""
+
+    args: tuple[str, ...] = ("",)
+    cwd: str = ""
+
+
 class DurableProcess:
-    """See `dsec.runtimes.port.Process`."""
+    """See `dsec.runtimes.port.Process`.
+
+    Args:
+        process_id: its id.
+        directory: its directory on the host.
+        group: its control group.
+        pidfd: of the shell; None when the shell is gone.
+        sources: read ends of the output, owned from here on.
+        stdin: write end of the input, owned; None without one.
+    """
 
     def __init__(
-        self, process_id: str, directory: Path, group: CommandGroup, *, pidfd: int | None, stdin: int | None = None
+        self,
+        process_id: str,
+        directory: Path,
+        group: CommandGroup,
+        *,
+        pidfd: int | None,
+        sources: Mapping[Stream, int],
+        stdin: int | None = None,
     ) -> None:
         self.process_id = process_id
         self._loop = asyncio.get_running_loop()
@@ -68,13 +98,12 @@ class DurableProcess:
         self._started = time.monotonic()
         self._oom_kills = group.oom_kills()
         self._killed = False
+        self._closed = False
         self._outcome: asyncio.Future[ExitStatus | DsecError] = self._loop.create_future()
         self._pidfd = pidfd
         self._status = self._open_fifo("status")
         self._release_fifo = self._open_fifo("release")  # Held open: a line nobody has read yet must not vanish.
-        self._output = OutputReader(
-            {Stream.STDOUT: self._open_fifo("out"), Stream.STDERR: self._open_fifo("err")}, os.close
-        )
+        self._output = OutputReader(sources, os.close)
         if (directory / "exit").exists() or self._pidfd is None:
             self._conclude()
             return
@@ -82,20 +111,24 @@ class DurableProcess:
         self._loop.add_reader(self._pidfd, self._conclude)
 
     def _open_fifo(self, name: str) -> int:
-        # Opened for both directions, so that the reader never sees an end: the exit code is what ends it.
+        # Opened for both directions, so that opening does not wait for the shell.
         return os.open(self._directory / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     @classmethod
-    async def start(
+    def start(
         cls,
         request: SpawnRequest,
-        document: object,
+        document: bytes,
         program: RuntimeProgram,
         paths: InstancePaths,
         instance_id: str,
         group: CommandGroup,
+        owner: int,
     ) -> DurableProcess:
-        """Start the shell, move it into the command's group, and let it start the runtime."""
+        """Start the shell, move it into the command's group, and let it start the runtime.
+
+        `owner` is the host id of the command's user.
+        """
         if request.terminal is not None or request.control_fd:
             raise InvalidRequestError(
                 "a background process has no terminal", resolution="start it without one, or run it in the foreground"
@@ -104,37 +137,33 @@ class DurableProcess:
         directory.mkdir(parents=True)
         for name in _FIFOS:
             os.mkfifo(directory / name, 0o600)
-        (directory / "process.json").write_bytes(msgspec.json.encode(document))
+        (directory / "process.json").write_bytes(document)
         arguments = program.exec_arguments(
             paths.runtime_state, instance_id, document=str(directory / "process.json"), log=str(directory / "log")
         )
-        pipes = Pipes()
+        pipes = _pipes(request, owner)
         try:
-            if request.stdin:
-                pipes.input("stdin", 0)
-            else:
-                pipes.null(0, os.O_RDONLY)
-            pipes.null(1, os.O_WRONLY)
-            pipes.null(2, os.O_WRONLY)
             child = HostChild.start(SHELL, ["-c", SCRIPT, "sh", str(directory), program.path, *arguments], pipes.child)
             pipes.close_child()
             (directory / "pid").write_text(str(child.pid), encoding="ascii")
             group.attach(child.pid)
             pidfd = os.pidfd_open(child.pid)
-            process = cls(request.process_id, directory, group, pidfd=pidfd, stdin=pipes.ours.pop("stdin", None))
-            process._release()
+            sources = {stream: pipes.take(stream.value) for stream in _READ_ENDS}
+            stdin = pipes.ours.pop("stdin", None)
+            process = cls(request.process_id, directory, group, pidfd=pidfd, sources=sources, stdin=stdin)
+            os.write(pipes.ours["gate"], b"\n")
             return process
         finally:
             pipes.close()
 
     @classmethod
-    async def find(cls, process_id: str, paths: InstancePaths, group: CommandGroup) -> DurableProcess | None:
+    def find(cls, process_id: str, paths: InstancePaths, group: CommandGroup) -> DurableProcess | None:
         """Take over what an earlier node started; None when there is nothing of it."""
         directory = paths.process(process_id)
         if not (directory / "started").exists():
-            end_shell(directory)  # Its start was never acknowledged.
-            return None
-        return cls(process_id, directory, group, pidfd=_open_pidfd(directory))
+            return None  # Its start was never acknowledged.
+        pidfd = _open_pidfd(directory)
+        return cls(process_id, directory, group, pidfd=pidfd, sources={} if pidfd is None else _reopen(directory))
 
     def _release(self) -> None:
         os.write(self._release_fifo, b"\n")
@@ -154,30 +183,44 @@ class DurableProcess:
             self._clean_up()
 
     def _clean_up(self) -> None:
-        """The shell is gone: nothing of the command is left on the host."""
+        """The shell is gone: nothing of the command is left on the host but its directory."""
+        self._let_go()
+        self._group.release()
+
+    def _let_go(self) -> None:
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        os.close(self._status)
-        os.close(self._release_fifo)
-        self._group.release()
+        if self._status >= 0:
+            self._loop.remove_reader(self._status)
+            os.close(self._status)
+            os.close(self._release_fifo)
+            self._status = self._release_fifo = -1
 
     def _judge(self) -> ExitStatus | DsecError:
         message = logged_errors(_read_bounded(self._directory / "log"))
         code = self._exit_code()
         oom_killed = self._group.oom_kills() > self._oom_kills
-        if message and not self._killed:
-            return classify(message, program="the program")
-        if code is None and not self._killed and not oom_killed:
-            return RuntimeFailedError(f"{self.process_id} ended and left no exit code")
-        code = 137 if code is None else code
+        if code is None:
+            # Whoever killed the shell, nobody waits for the command any more.
+            self._group.kill_nowait()
+        elif message and not self._killed:
+            names = self._names()
+            return classify(message, program=names.args[0], cwd=names.cwd)
+        code = _KILLED_EXIT_CODE if code is None else code
         return ExitStatus(
             exit_code=code,
-            signal=code - 128 if 128 < code < 193 else None,
+            signal=code - 128 if 128 < code < 128 + signal.NSIG else None,
             oom_killed=oom_killed,
             duration_s=time.monotonic() - self._started,
         )
+
+    def _names(self) -> _Names:
+        try:
+            return msgspec.json.decode((self._directory / "process.json").read_bytes(), type=_Names)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return _Names()
 
     def _exit_code(self) -> int | None:
         try:
@@ -221,12 +264,11 @@ class DurableProcess:
         return outcome
 
     async def signal(self, number: int) -> None:
-        if not self._outcome.done():
-            self._group.signal_command(self._runtime_pid(), number)
-
-    def _runtime_pid(self) -> int:
-        """The runtime is the shell's child; the command is the runtime's."""
-        return self._group.child_of(int((self._directory / "pid").read_text(encoding="ascii")))
+        if self._outcome.done():
+            return
+        # The runtime is the shell's child, and the command is the runtime's.
+        shell = int((self._directory / "pid").read_text(encoding="ascii"))
+        await self._group.signal_command(lambda: self._group.child_of(shell), number, self._outcome)
 
     async def resize(self, size: TerminalSize) -> None:
         raise InvalidRequestError(f"{self.process_id} has no terminal")
@@ -234,11 +276,53 @@ class DurableProcess:
     async def kill(self) -> None:
         self._killed = True
         await self._group.kill()
-        await asyncio.shield(self._outcome)
+        if not self._closed:
+            await asyncio.shield(self._outcome)
 
     async def close(self) -> None:
+        """Let go. What has ended and was taken note of has no reason to be found again."""
+        if self._closed:
+            return
+        self._closed = True
         await self.close_stdin()
         self._output.close()
+        if self._outcome.done():
+            shutil.rmtree(self._directory, ignore_errors=True)
+        else:
+            self._let_go()
+            self._outcome.set_result(RuntimeFailedError(f"{self.process_id} was let go while it ran"))
+
+
+def _pipes(request: SpawnRequest, owner: int) -> Pipes:
+    """Make the descriptors of the shell. It also gets the read ends, to hold them for the next node."""
+    pipes = Pipes()
+    try:
+        if request.stdin:
+            pipes.input("stdin", 0, owner)
+        else:
+            pipes.empty(0, owner)
+        pipes.sink(1)
+        pipes.sink(2)
+        pipes.input("gate", GATE_DESCRIPTOR)
+        for stream, target in _WRITE_ENDS.items():
+            pipes.output(stream.value, target, owner)
+            pipes.child[_READ_ENDS[stream]] = os.dup(pipes.ours[stream.value])
+    except OSError:
+        pipes.close()
+        raise
+    return pipes
+
+
+def _reopen(directory: Path) -> dict[Stream, int]:
+    """Open the output that a shell holds; empty when it ends just now."""
+    sources: dict[Stream, int] = {}
+    try:
+        pid = int((directory / "pid").read_text(encoding="ascii"))
+        for stream, number in _READ_ENDS.items():
+            sources[stream] = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        pass  # What was opened before the shell ended is still good.
+    return sources
 
 
 def _open_pidfd(directory: Path) -> int | None:
@@ -257,14 +341,6 @@ def _open_pidfd(directory: Path) -> int | None:
         return descriptor
     os.close(descriptor)
     return None
-
-
-def end_shell(directory: Path) -> None:
-    """Kill the shell of a command, if it runs: it may not have reached the command's control group yet."""
-    descriptor = _open_pidfd(directory)
-    if descriptor is not None:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        os.close(descriptor)
 
 
 def _read_bounded(path: Path) -> bytes:

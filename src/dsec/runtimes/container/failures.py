@@ -6,6 +6,7 @@ The runtime writes its own errors to a log pipe that no guest holds (``--log-for
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 
@@ -13,6 +14,8 @@ from dsec.base.errors import (
     CommandNotFoundError,
     DsecError,
     HostDiskFullError,
+    HostOutOfMemoryError,
+    InvalidRequestError,
     PathNotFoundError,
     PermissionDeniedError,
     RuntimeFailedError,
@@ -38,20 +41,32 @@ def logged_errors(log: bytes) -> str:
 
 _RULES: tuple[tuple[re.Pattern[str], type[DsecError], str, str], ...] = (
     (
-        re.compile(r"executable file .* not found|exec(ve)?[: ].*no such file|exec failed.*no such file", re.I),
-        CommandNotFoundError,
-        "{program}: no such program in the sandbox",
-        "check its name and the PATH of the command, or use an image that has it",
-    ),
-    (
-        re.compile(r"chdir|change (to )?directory|cwd", re.I),
+        re.compile(r"^chdir `|chdir to cwd \(|Cwd (must|property)|initial working directory"),
         PathNotFoundError,
         "{cwd}: the directory to run in does not exist or cannot be entered",
         "create it first, or give another cwd",
     ),
     (
+        re.compile(r"argument list too long", re.I),
+        InvalidRequestError,
+        "the arguments and environment are longer than the kernel takes",
+        "write them to a file in the sandbox instead",
+    ),
+    (
         re.compile(
-            r"exec.*(permission denied|not permitted|format error|is a directory)|permission denied.*exec", re.I
+            r"executable file .* not found|finding executable .* in PATH"
+            r"|(exec(ve)?[: ]|exec(ut.*)? failed|failed to load|executable: ).*(no such file|not a directory|too long)",
+            re.I,
+        ),
+        CommandNotFoundError,
+        "{program}: no such program in the sandbox",
+        "check its name and the PATH of the command, or use an image that has it",
+    ),
+    (
+        re.compile(
+            r"(exec|failed to load).*(permission denied|not permitted|format error|is a directory)"
+            r"|permission denied.*exec",
+            re.I,
         ),
         PermissionDeniedError,
         "{program}: cannot be executed",
@@ -92,3 +107,12 @@ def classify(message: str, *, program: str = "", cwd: str = "") -> DsecError:
         if pattern.search(message):
             return kind(brief.format(program=repr(program), cwd=repr(cwd)), detail=message, resolution=resolution)
     return RuntimeFailedError("the OCI runtime failed", detail=message)
+
+
+def host_error(error: OSError, brief: str) -> DsecError:
+    """Return what an error of the host's own kernel stands for."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return HostDiskFullError(brief, detail=str(error), resolution="free space on the host")
+    if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        return HostOutOfMemoryError(brief, detail=str(error), resolution="raise the node's limits, or run less on it")
+    return RuntimeFailedError(brief, detail=str(error))

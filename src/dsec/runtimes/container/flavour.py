@@ -15,10 +15,13 @@ class Flavour:
         name: its program name; looked up in PATH.
         global_flags: flags before the sub-command.
         run_flags: flags of `run` that detach it.
-        manages_cgroups: it insists on making and removing the instance's v1 groups itself; ours are then joined and
-            removed as far as it leaves them.
+        manages_cgroups: it insists on making groups of the instance in every hierarchy itself, and on moving commands
+            into them. After the start its record of them is emptied, so that commands stay in the group of their own
+            that they were started in; we remove the groups.
         takes_compiled_filter: it accepts the annotation ``run.oci.seccomp_bpf_data``.
         missing: capabilities it does not have, with the reason.
+        console_socket: `exec` stays until the command ends when it sends the terminal over a socket. Otherwise it gets
+            a terminal of ours to copy to and from.
         own_kernel: the guest's processes are not processes of the host's kernel (gVisor): files are then reached
             through the overlay, which stays mounted on the host.
     """
@@ -29,27 +32,32 @@ class Flavour:
     manages_cgroups: bool = False
     takes_compiled_filter: bool = False
     missing: tuple[tuple[Capability, str], ...] = ()
+    console_socket: bool = True
     own_kernel: bool = False
 
 
 CRUN = Flavour(name="crun", global_flags=("--cgroup-manager=disabled",), takes_compiled_filter=True)
-RUNC = Flavour(name="runc", manages_cgroups=True)
+RUNC = Flavour(name="runc", manages_cgroups=True, console_socket=False)
 RUNSC = Flavour(
     name="runsc",
-    global_flags=("--platform=ptrace", "--network=none", "--ignore-cgroups", "--file-access=shared"),
+    global_flags=("--platform=ptrace", "--network=none", "--ignore-cgroups", "--file-access=shared", "--oci-seccomp"),
     own_kernel=True,
     missing=(
         (
             Capability.PROCESS_TREE_KILL,
             "gVisor's processes are not the host's, so that a command has no group of its own",
         ),
+        (Capability.PIDS_LIMIT, "the host would count gVisor's own threads, and gVisor has no limit of its own"),
         (Capability.PRESSURE, "gVisor keeps no pressure figures for its guests"),
     ),
 )
+
+_UNTESTED = ((Capability.PROCESS_TREE_KILL, "it is not known whether this runtime leaves commands in their group"),)
 
 FLAVOURS = {flavour.name: flavour for flavour in (CRUN, RUNC, RUNSC)}
 
 
 def flavour_of(name: str) -> Flavour:
-    """Return the flavour of a runtime name; any other OCI runtime is taken to behave as runc does."""
-    return FLAVOURS.get(name, Flavour(name=name, manages_cgroups=True))
+    """Return the flavour of a runtime's name or path; any other OCI runtime is taken to behave as runc does."""
+    base = name.rpartition("/")[2]
+    return FLAVOURS.get(base, Flavour(name=base, manages_cgroups=True, console_socket=False, missing=_UNTESTED))

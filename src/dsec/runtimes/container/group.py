@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 from collections.abc import Callable
+from typing import Any
 
+from dsec.base.errors import AlreadyExistsError, SandboxExitedError
 from dsec.linux.cgroups import Cgroups
 from dsec.runtimes.container.waiting import wait_empty
 
@@ -22,41 +26,89 @@ class CommandGroup:
     def __init__(self, cgroups: Cgroups, instance_id: str, process_id: str, linger: Callable[[str], None]) -> None:
         self._cgroups = cgroups
         self._instance_id = instance_id
-        self._process_id = process_id
+        self.process_id = process_id
         self._linger = linger
 
     def create(self) -> None:
-        self._cgroups.create_child(self._instance_id, self._process_id)
+        """Make the group.
+
+        Raises:
+            AlreadyExistsError: the instance has a command of this id.
+            SandboxExitedError: the instance's own group is gone.
+        """
+        try:
+            self._cgroups.create_child(self._instance_id, self.process_id)
+        except FileExistsError as error:
+            raise AlreadyExistsError(f"{self.process_id} is a process of {self._instance_id} already") from error
+        except FileNotFoundError as error:
+            raise SandboxExitedError(f"{self._instance_id}: its control group is gone") from error
+
+    def kill_nowait(self) -> None:
+        """Kill everything in the group without waiting for its end."""
+        self._cgroups.kill(self._instance_id, self.process_id)
 
     def attach(self, pid: int) -> None:
         """Move the runtime's process in, and with it all that it will start."""
-        self._cgroups.attach(pid, self._instance_id, self._process_id)
+        self._cgroups.attach(pid, self._instance_id, self.process_id)
 
     def oom_kills(self) -> int:
         return self._cgroups.oom_kills(self._instance_id)
 
     async def kill(self) -> None:
         """Kill everything in the group and return when it is seen to be gone."""
-        self._cgroups.kill(self._instance_id, self._process_id)
-        await wait_empty(self._cgroups, self._instance_id, self._process_id)
-        self._cgroups.remove_child(self._instance_id, self._process_id)
+        self._cgroups.kill(self._instance_id, self.process_id)
+        await wait_empty(self._cgroups, self._instance_id, self.process_id)
+        self._cgroups.remove_child(self._instance_id, self.process_id)
 
     def release(self) -> None:
         """Remove the group; while something is in it, leave it to the instance to remove later."""
-        if not self._cgroups.remove_child(self._instance_id, self._process_id):
-            self._linger(self._process_id)
+        if not self._cgroups.remove_child(self._instance_id, self.process_id):
+            self._linger(self.process_id)
 
-    def signal_command(self, runtime_pid: int, number: int) -> None:
-        """Signal the command itself: the runtime's one child in the host's process table."""
-        for pid in _children(runtime_pid):
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+    async def signal_command(self, runtime_pid: Callable[[], int], number: int, ended: asyncio.Future[Any]) -> None:
+        """Signal the command itself: the runtime's one child, once it runs the guest's program.
+
+        A signal that is sent while the runtime still prepares the process would end the runtime's work instead of
+        reaching the command. The kernel announces no execve(2), so that this looks again until it has happened.
+        """
+        pause_s = 0.001
+        while not ended.done():
+            if _signal_child(runtime_pid(), number):
+                return
+            await asyncio.wait([ended], timeout=pause_s)
+            pause_s = min(2 * pause_s, 0.05)
 
     def child_of(self, pid: int) -> int:
         """Return the first child of a process; 0 (nobody) when it has none."""
         return next(iter(_children(pid)), 0)
+
+
+def _signal_child(parent: int, number: int) -> bool:
+    """Signal the child of a runtime; return whether there was one that runs a program of the guest."""
+    for pid in _children(parent):
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            # Looked at again: the pid could have passed to somebody else before the descriptor was opened.
+            if pid in _children(parent) and _is_filtered(pid):
+                signal.pidfd_send_signal(pidfd, number)
+                return True
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(pidfd)
+    return False
+
+
+def _is_filtered(pid: int) -> bool:
+    """Whether a process has its system call filter: loading it is the last thing that a runtime does before execve."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return "\nSeccomp:\t2\n" in file.read()
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> list[int]:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from dsec.linux import mounts
@@ -36,3 +37,13 @@ def _mount(name: str, options: str) -> None:
         # Older kernels know no favordynmods, and a controller in use cannot be moved: both only cost time or are
         # reported by the runtime when it starts.
         return
+
+
+def remove_everywhere(group: str) -> None:
+    """Remove an empty group from every hierarchy of the host: some OCI runtimes make theirs in all of them."""
+    for entry in mounts.mount_table():
+        if entry.kind == "cgroup":
+            try:
+                os.rmdir(Path(entry.target) / group)
+            except OSError:
+                continue  # It is not in this hierarchy, or this mount shows another part of it.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import shutil
 import signal
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import anyio
 
 from dsec.base.errors import SandboxExitedError
 from dsec.linux.cgroups import Cgroups
-from dsec.model.process import Stream
+from dsec.model.process import Stream, TerminalSize
 from dsec.model.sandbox import SandboxStats
 from dsec.runtimes.container.bundle import ProcessIdentity, process_document
 from dsec.runtimes.container.child import HostChild
@@ -22,9 +24,11 @@ from dsec.runtimes.container.command import (
     LOG_DESCRIPTOR,
     Pipes,
     RuntimeProgram,
+    encode_document,
     write_document,
 )
 from dsec.runtimes.container.durable import DurableProcess
+from dsec.runtimes.container.failures import host_error
 from dsec.runtimes.container.files import ContainerFiles
 from dsec.runtimes.container.group import CommandGroup
 from dsec.runtimes.container.output import Drain, OutputReader
@@ -32,12 +36,15 @@ from dsec.runtimes.container.paths import InstancePaths
 from dsec.runtimes.container.process import ContainerProcess
 from dsec.runtimes.container.record import InstanceRecord
 from dsec.runtimes.container.root import RootHandle
-from dsec.runtimes.container.terminal import ConsoleSocket
+from dsec.runtimes.container.start_check import check_start
+from dsec.runtimes.container.terminal import ConsoleSocket, open_terminal
 from dsec.runtimes.container.users import ResolvedUser, resolve_user
-from dsec.runtimes.container.waiting import wait_empty, wait_frozen, wait_readable
+from dsec.runtimes.container.waiting import wait_empty, wait_frozen
 from dsec.runtimes.port import Process, SpawnRequest
 
 _ROOT = ResolvedUser(uid=0, gid=0, home="/root")
+_SWEPT_GROUPS = 4
+"""Looked at in each start of a command: more than one command can leave behind."""
 
 
 class ContainerInstance:
@@ -74,8 +81,11 @@ class ContainerInstance:
         self._pidfd = os.pidfd_open(pid)
         self._root = RootHandle(self._open_root(pid))
         self._drain = Drain()
-        self._lingering: set[str] = set()
+        self._lingering: deque[str] = deque()
+        self._exited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(self._pidfd, self._report_exit)
         self._terminated = False
+        self._gone = False
         self._ending = anyio.Lock()
         self.files = ContainerFiles(self._root, record.first_host_id, file_limiter)
 
@@ -95,31 +105,53 @@ class ContainerInstance:
         return not poller.poll(0)
 
     def _require_alive(self) -> None:
-        if self._terminated:
-            raise SandboxExitedError(f"{self.instance_id} was terminated")
+        if self._terminated or self._pidfd < 0:
+            raise SandboxExitedError(f"{self.instance_id} has ended, or was let go")
 
     # -- commands -------------------------------------------------------------------------------------------------
 
     async def spawn(self, request: SpawnRequest) -> Process:
         self._require_alive()
-        group = CommandGroup(self._cgroups, self.instance_id, request.process_id, self._lingering.add)
-        document = self._document(request)
+        self._sweep()
+        user = _ROOT if request.user == "0" else self._resolve_user(request.user)
+        document = encode_document(self._document(request, user))
+        group = self._group(request.process_id)
         group.create()
         try:
-            if request.durable:
-                return await DurableProcess.start(
-                    request, document, self._program, self._paths, self.instance_id, group
-                )
-            if request.terminal is not None:
-                return await self._spawn_terminal(request, document, group)
-            return self._spawn_piped(request, document, group)
+            return await self._spawn(request, document, group, self._record.first_host_id + user.uid)
+        except OSError as error:
+            await self._undo(group)
+            raise host_error(error, f"cannot start {request.argv[0]!r}") from error
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await group.kill()
+            await self._undo(group)
             raise
 
-    def _document(self, request: SpawnRequest) -> dict[str, object]:
-        user = _ROOT if request.user == "0" else self._resolve_user(request.user)
+    async def _spawn(self, request: SpawnRequest, document: bytes, group: CommandGroup, owner: int) -> Process:
+        if request.durable:
+            self._check_start(request)
+            return DurableProcess.start(request, document, self._program, self._paths, self.instance_id, group, owner)
+        if request.terminal is None:
+            return self._spawn_piped(request, document, group, owner)
+        if self._program.flavour.console_socket:
+            return await self._spawn_terminal(request, document, group, owner)
+        return self._spawn_copied_terminal(request, request.terminal, document, group, owner)
+
+    async def _undo(self, group: CommandGroup) -> None:
+        with anyio.CancelScope(shield=True):
+            await group.kill()
+            shutil.rmtree(self._paths.process(group.process_id), ignore_errors=True)
+
+    def _group(self, process_id: str) -> CommandGroup:
+        return CommandGroup(self._cgroups, self.instance_id, process_id, self._lingering.append)
+
+    def _sweep(self) -> None:
+        """Remove a few of the groups whose commands ended and left something running that has ended since."""
+        for _ in range(min(_SWEPT_GROUPS, len(self._lingering))):
+            child = self._lingering.popleft()
+            if not self._cgroups.remove_child(self.instance_id, child):
+                self._lingering.append(child)
+
+    def _document(self, request: SpawnRequest, user: ResolvedUser) -> dict[str, object]:
         env = {"HOME": user.home, **request.env}
         identity = ProcessIdentity(uid=user.uid, gid=user.gid, groups=user.groups)
         return process_document(
@@ -130,54 +162,80 @@ class ContainerInstance:
         with self._root.hold() as root:
             return resolve_user(root, text)
 
-    def _spawn_piped(self, request: SpawnRequest, document: object, group: CommandGroup) -> ContainerProcess:
+    def _check_start(self, request: SpawnRequest) -> None:
+        with self._root.hold() as root:
+            check_start(root, request)
+
+    def _spawn_piped(self, request: SpawnRequest, document: bytes, group: CommandGroup, owner: int) -> ContainerProcess:
         pipes = Pipes()
         try:
             if request.stdin:
-                pipes.input("stdin", 0)
+                pipes.input("stdin", 0, owner)
             else:
-                pipes.null(0, os.O_RDONLY)
-            pipes.output("stdout", 1)
-            pipes.output("stderr", 2)
-            child = self._start(request, document, group, pipes)
-            output = OutputReader(
-                {Stream.STDOUT: pipes.take("stdout"), Stream.STDERR: pipes.take("stderr")}, self._drain.add
-            )
-            return self._process(request, child, group, output, pipes)
+                pipes.empty(0, owner)
+            pipes.output("stdout", 1, owner)
+            pipes.output("stderr", 2, owner)
+            child = self._start(request, document, group, pipes, owner)
+            sources = {Stream.STDOUT: pipes.take("stdout"), Stream.STDERR: pipes.take("stderr")}
+            return self._process(request, child, group, OutputReader(sources, self._drain.add), pipes)
         finally:
             pipes.close()
 
-    async def _spawn_terminal(self, request: SpawnRequest, document: object, group: CommandGroup) -> ContainerProcess:
+    async def _spawn_terminal(
+        self, request: SpawnRequest, document: bytes, group: CommandGroup, owner: int
+    ) -> ContainerProcess:
+        """Start a command on a terminal that the runtime makes inside and hands out."""
         directory = self._paths.process(request.process_id)
         directory.mkdir(parents=True)
         console = ConsoleSocket(directory / "console")
         pipes = Pipes()
         try:
-            for target, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
-                pipes.null(target, flags)
-            child = self._start(request, document, group, pipes, console)
+            pipes.empty(0)
+            pipes.sink(1)
+            pipes.sink(2)
+            child = self._start(request, document, group, pipes, owner, console)
             descriptor = await console.receive(child)
-            if descriptor is not None:
-                pipes.ours["stdin"] = os.dup(descriptor)
-            sources = {} if descriptor is None else {Stream.STDOUT: descriptor}
-            output = OutputReader(sources, self._drain.add)
-            return self._process(request, child, group, output, pipes, has_terminal=True)
+            return self._terminal_process(request, child, group, pipes, descriptor)
         finally:
             pipes.close()
             console.close()
             shutil.rmtree(directory, ignore_errors=True)
 
+    def _spawn_copied_terminal(
+        self, request: SpawnRequest, size: TerminalSize, document: bytes, group: CommandGroup, owner: int
+    ) -> ContainerProcess:
+        """Start a command on a terminal that the runtime makes inside and copies to and from one of ours."""
+        pipes = Pipes()
+        try:
+            master, slave = open_terminal(size)
+            pipes.ours["terminal"] = master
+            pipes.child.update({0: slave, 1: os.dup(slave), 2: os.dup(slave)})
+            child = self._start(request, document, group, pipes, owner)
+            return self._terminal_process(request, child, group, pipes, pipes.take("terminal"))
+        finally:
+            pipes.close()
+
+    def _terminal_process(
+        self, request: SpawnRequest, child: HostChild, group: CommandGroup, pipes: Pipes, descriptor: int | None
+    ) -> ContainerProcess:
+        if descriptor is not None:
+            pipes.ours["stdin"] = os.dup(descriptor)
+        sources = {} if descriptor is None else {Stream.STDOUT: descriptor}
+        output = OutputReader(sources, self._drain.add, terminal=True)
+        return self._process(request, child, group, output, pipes, has_terminal=True)
+
     def _start(
         self,
         request: SpawnRequest,
-        document: object,
+        document: bytes,
         group: CommandGroup,
         pipes: Pipes,
+        owner: int,
         console: ConsoleSocket | None = None,
     ) -> HostChild:
         """Start the runtime, move it into the command's group, and only then let it go on."""
         if request.control_fd:
-            pipes.output("control", CONTROL_DESCRIPTOR)
+            pipes.output("control", CONTROL_DESCRIPTOR, owner)
         pipes.output("log", LOG_DESCRIPTOR)
         pipes.input("document", DOCUMENT_DESCRIPTOR, blocking=True)
         arguments = self._program.exec_arguments(
@@ -223,8 +281,7 @@ class ContainerInstance:
 
     async def reattach(self, process_id: str) -> Process | None:
         self._require_alive()
-        group = CommandGroup(self._cgroups, self.instance_id, process_id, self._lingering.add)
-        return await DurableProcess.find(process_id, self._paths, group)
+        return DurableProcess.find(process_id, self._paths, self._group(process_id))
 
     async def end_orphans(self, keep: frozenset[str]) -> None:
         self._require_alive()
@@ -241,7 +298,7 @@ class ContainerInstance:
         for child in children:
             await wait_empty(self._cgroups, self.instance_id, child)
             self._cgroups.remove_child(self.instance_id, child)
-            self._lingering.discard(child)
+            shutil.rmtree(self._paths.process(child), ignore_errors=True)
 
     # -- the instance ---------------------------------------------------------------------------------------------
 
@@ -269,23 +326,32 @@ class ContainerInstance:
         )
 
     async def wait_exited(self) -> str:
-        await wait_readable(self._pidfd)
+        self._require_alive()
+        await asyncio.shield(self._exited)
+        self._require_alive()
         if self._cgroups.oom_kills(self.instance_id):
             return "its init process was killed: the sandbox ran out of memory"
         return f"its init process ended (signal {signal.SIGKILL.value} from the host, or the runtime's failure)"
 
+    def _report_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        if not self._exited.done():
+            self._exited.set_result(None)
+
     async def terminate(self) -> None:
         async with self._ending:
-            if self._terminated:
+            if self._gone:
                 return
             self._terminated = True
             self.close()
             await self._discard(self.instance_id)
+            self._gone = True
 
     def close(self) -> None:
-        """Let go of descriptors; the instance lives on."""
+        """Let go of descriptors; the instance lives on. Idempotent."""
         self._drain.close()
         self.files.close()
         if self._pidfd >= 0:
+            self._report_exit()
             os.close(self._pidfd)
             self._pidfd = -1

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dsec.model.process import Stream
 
 CHUNK_BYTES = 65_536
+CHUNK_OVERHEAD_BYTES = 512
+"""What a chunk costs this process on top of its bytes: a guest that writes byte by byte must not cost more memory."""
 HIGH_WATER_BYTES = 4 * CHUNK_BYTES
 
 
@@ -29,12 +31,16 @@ class OutputReader:
     Args:
         sources: non-blocking descriptors, owned from here on.
         adopt: takes over a descriptor that something left running still holds.
+        terminal: the one source is a terminal. The kernel passes what is written to it on in the background, so that
+            the last bytes may come after the command's end; then comes the hang-up.
     """
 
-    def __init__(self, sources: Mapping[Stream, int], adopt: Callable[[int], None]) -> None:
+    def __init__(self, sources: Mapping[Stream, int], adopt: Callable[[int], None], *, terminal: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
         self._open = dict(sources)
         self._adopt = adopt
+        self._terminal = terminal
+        self._ending = False
         self._chunks: deque[tuple[Stream, bytes]] = deque()
         self._held_bytes = 0
         self._reading = False
@@ -50,13 +56,24 @@ class OutputReader:
             self._waiter = self._loop.create_future()
             await self._waiter
         stream, data = self._chunks.popleft()
-        self._held_bytes -= len(data)
+        self._held_bytes -= len(data) + CHUNK_OVERHEAD_BYTES
         if not self._reading and not self._finished and self._held_bytes < HIGH_WATER_BYTES:
             self._resume()
         return stream, data
 
     def finish(self) -> None:
         """The command has ended: take what its pipes hold now, and hand on those that are still open elsewhere."""
+        if self._finished or self._ending:
+            return
+        if self._terminal and self._open:
+            self._ending = True
+            if not self._reading:
+                self._resume()
+            self._loop.call_later(HANG_UP_LIMIT_S, self._finish)
+            return
+        self._finish()
+
+    def _finish(self) -> None:
         if self._finished:
             return
         self._pause()
@@ -97,6 +114,8 @@ class OutputReader:
             data = b""
         if not data:
             self._drop(stream, descriptor)
+            if self._ending:
+                self._finish()
             return
         self._keep(stream, data)
         if self._held_bytes >= HIGH_WATER_BYTES:
@@ -118,7 +137,7 @@ class OutputReader:
 
     def _keep(self, stream: Stream, data: bytes) -> None:
         self._chunks.append((stream, data))
-        self._held_bytes += len(data)
+        self._held_bytes += len(data) + CHUNK_OVERHEAD_BYTES
         self._wake()
 
     def _drop(self, stream: Stream, descriptor: int) -> None:
@@ -146,16 +165,41 @@ def _is_hung_up(descriptor: int) -> bool:
     return any(events & (select.POLLHUP | select.POLLERR) for _, events in poller.poll(0))
 
 
+HANG_UP_LIMIT_S = 1.0
+"""How long the end of a terminal's command waits for the terminal's own."""
+
+DRAIN_INTERVAL_S = 0.05
+"""Between two reads of one descriptor. Something left running that prints without end then takes at most 1.3 MB/s of
+this process's time, and is itself slowed down by its full pipe."""
+
+DRAIN_LIMIT = 256
+"""Descriptors that one instance's left-running processes can hold open in this process. Beyond it the oldest is closed:
+its writer hears SIGPIPE, as it would from a terminal that is closed."""
+
+
 class Drain:
     """Reads and throws away what commands that ended left open, until it is closed at the other end."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = DRAIN_LIMIT) -> None:
         self._loop = asyncio.get_running_loop()
-        self._open: set[int] = set()
+        self._limit = limit
+        self._open: dict[int, asyncio.TimerHandle | None] = {}
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._open)
 
     def add(self, descriptor: int) -> None:
         """Own a non-blocking descriptor."""
-        self._open.add(descriptor)
+        if self._closed:
+            os.close(descriptor)
+            return
+        self._listen(descriptor)
+        if len(self._open) > self._limit:
+            self._forget(next(iter(self._open)))
+
+    def _listen(self, descriptor: int) -> None:
+        self._open[descriptor] = None
         self._loop.add_reader(descriptor, self._discard, descriptor)
 
     def _discard(self, descriptor: int) -> None:
@@ -167,13 +211,20 @@ class Drain:
             data = b""
         if not data:
             self._forget(descriptor)
+            return
+        self._loop.remove_reader(descriptor)
+        self._open[descriptor] = self._loop.call_later(DRAIN_INTERVAL_S, self._listen, descriptor)
 
     def _forget(self, descriptor: int) -> None:
-        self._loop.remove_reader(descriptor)
-        self._open.discard(descriptor)
+        timer = self._open.pop(descriptor)
+        if timer is None:
+            self._loop.remove_reader(descriptor)
+        else:
+            timer.cancel()
         os.close(descriptor)
 
     def close(self) -> None:
-        """Close everything."""
+        """Close everything, now and whatever is still added."""
+        self._closed = True
         for descriptor in list(self._open):
             self._forget(descriptor)

@@ -81,6 +81,9 @@ class ContainerProcess:
         os.close(self._log)
         self._close_input()
         oom_killed = self._group.oom_kills() > self._oom_kills
+        if ended.result() < 0:
+            # The runtime was killed, and nobody would wait for the command any more.
+            self._group.kill_nowait()
         self._outcome.set_result(self._judge(ended.result(), message, oom_killed))
         self._output.finish()
         self._group.release()
@@ -159,8 +162,8 @@ class ContainerProcess:
     # -- control --------------------------------------------------------------------------------------------------
 
     async def signal(self, number: int) -> None:
-        if not self._outcome.done():
-            self._group.signal_command(self._child.pid, number)
+        if not self._child.has_ended:
+            await self._group.signal_command(lambda: self._child.pid, number, self._child.ended)
 
     async def resize(self, size: TerminalSize) -> None:
         if not self._has_terminal:
@@ -177,3 +180,5 @@ class ContainerProcess:
         self._output.close()
         self._close_input()
         self._close_control()
+        if self._outcome.done():
+            self._group.release()

@@ -7,7 +7,6 @@ import os
 import platform
 import resource
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,30 +14,35 @@ from typing import Any
 import anyio
 import msgspec
 
-from dsec.base.errors import CapabilityMissingError, InvalidStateError, RuntimeFailedError
+from dsec.base.errors import AlreadyExistsError, CapabilityMissingError, InvalidStateError, RuntimeFailedError
 from dsec.linux import mounts
 from dsec.linux.cgroups import CgroupLimits, CgroupMounts, Cgroups
 from dsec.linux.userns import UserNamespaces
-from dsec.model.capability import CapabilityReport
+from dsec.model.capability import Capability, CapabilityReport
 from dsec.model.sandbox import QosClass
 from dsec.runtimes.container.bundle import CAPABILITIES, BundleRequest, runtime_config
 from dsec.runtimes.container.capabilities import report_capabilities, require
-from dsec.runtimes.container.child import HostChild, bounded_read, read_to_end
+from dsec.runtimes.container.child import GATE_DESCRIPTOR, HostChild, bounded_read, gated, read_to_end
 from dsec.runtimes.container.command import LOG_DESCRIPTOR, Pipes, RuntimeProgram, find_program
-from dsec.runtimes.container.durable import end_shell
-from dsec.runtimes.container.failures import classify, logged_errors
+from dsec.runtimes.container.failures import classify, host_error, logged_errors
 from dsec.runtimes.container.flavour import flavour_of
-from dsec.runtimes.container.hierarchies import own_hierarchies
+from dsec.runtimes.container.hierarchies import own_hierarchies, remove_everywhere
 from dsec.runtimes.container.instance import ContainerInstance
 from dsec.runtimes.container.overlay import OverlayMounter, OverlayRequest
 from dsec.runtimes.container.paths import InstancePaths
-from dsec.runtimes.container.record import InstanceRecord
+from dsec.runtimes.container.record import InstanceRecord, forget_groups
 from dsec.runtimes.container.seccomp import load_profile, specialise
 from dsec.runtimes.container.waiting import wait_empty
 from dsec.runtimes.port import Instance, LaunchRequest
 
 PROGRAM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 INIT_PROGRAM = "catatonit"
+_LIMITS = {
+    "memory_bytes": Capability.MEMORY_LIMIT,
+    "swap_bytes": Capability.SWAP_LIMIT,
+    "cpu_millis": Capability.CPU_LIMIT,
+    "pids": Capability.PIDS_LIMIT,
+}
 OPEN_FILES = 1 << 20
 """Linux's own ceiling (fs.nr_open) on an ordinary host."""
 
@@ -117,27 +121,54 @@ class ContainerRuntime:
     # -- launching ------------------------------------------------------------------------------------------------
 
     async def launch(self, request: LaunchRequest) -> Instance:
+        self._refuse_unenforceable(request)
         async with self._launching:
+            self._claim(request.instance_id)
             try:
                 return await self._launch(request)
+            except OSError as error:
+                await self._undo(request.instance_id)
+                raise host_error(error, f"cannot launch {request.instance_id}") from error
             except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await self.discard(request.instance_id)
+                await self._undo(request.instance_id)
                 raise
 
-    async def _launch(self, request: LaunchRequest) -> ContainerInstance:
-        paths = self._paths(request.instance_id)
+    def _refuse_unenforceable(self, request: LaunchRequest) -> None:
+        reports = {report.capability: report for report in self.capabilities()}
+        for name, capability in _LIMITS.items():
+            report = reports[capability]
+            if getattr(request.resources, name) is not None and not report.available:
+                raise CapabilityMissingError(
+                    f"{name} cannot be enforced: {capability.value} is missing",
+                    detail=report.reason,
+                    resolution=report.resolution or f"leave {name} open",
+                )
         if (request.resources.open_files or 0) > self._open_files:
             raise CapabilityMissingError(
                 f"open_files: this host lets a process open at most {self._open_files} files",
                 resolution="ask for fewer, or raise the hard limit (ulimit -Hn) of whoever starts the node",
             )
+
+    def _claim(self, instance_id: str) -> None:
+        """Take the id; what exists under it is not touched."""
+        try:
+            self._paths(instance_id).directory.mkdir(mode=0o711)
+        except FileExistsError as error:
+            raise AlreadyExistsError(f"instance {instance_id} exists", resolution="discard it first") from error
+        except OSError as error:
+            raise host_error(error, f"cannot launch {instance_id}") from error
+
+    async def _undo(self, instance_id: str) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.discard(instance_id)
+
+    async def _launch(self, request: LaunchRequest) -> ContainerInstance:
+        paths = self._paths(request.instance_id)
         record = InstanceRecord(
             runtime=self._settings.runtime,
             first_host_id=request.first_host_id,
             open_files=request.resources.open_files,
         )
-        paths.directory.mkdir(mode=0o711)
         paths.rootfs.mkdir()
         paths.record.write_bytes(msgspec.json.encode(record))
         self._host.cgroups.create(request.instance_id, _limits(request))
@@ -146,6 +177,8 @@ class ContainerRuntime:
         await self._run(request.instance_id, paths)
         if not self._flavour.own_kernel:
             mounts.unmount(paths.rootfs, detach=True)
+        if self._flavour.takes_compiled_filter and self._compiled_filter is None:
+            self._compiled_filter = _compiled_filter(paths, request.instance_id)
         return self._take(request.instance_id, paths, record)
 
     def _mount_root(self, request: LaunchRequest, paths: InstancePaths) -> None:
@@ -177,15 +210,20 @@ class ContainerRuntime:
         )
 
     async def _run(self, instance_id: str, paths: InstancePaths) -> None:
+        """Run the OCI runtime inside the instance's group from its first instruction on."""
         pipes = Pipes()
         try:
-            for target, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
-                pipes.null(target, flags)
+            pipes.empty(0)
+            pipes.sink(1)
+            pipes.sink(2)
             pipes.output("log", LOG_DESCRIPTOR)
-            arguments = self._host.program.run_arguments(paths, instance_id)
-            child = HostChild.start(self._host.program.path, arguments, pipes.child)
+            pipes.input("gate", GATE_DESCRIPTOR)
+            program, arguments = gated(self._host.program.path, self._host.program.run_arguments(paths, instance_id))
+            child = HostChild.start(program, arguments, pipes.child)
             pipes.close_child()
             try:
+                self._host.cgroups.attach(child.pid, instance_id)
+                os.write(pipes.ours["gate"], b"\n")
                 await self._supervise(child, instance_id, paths, pipes.ours["log"])
             except BaseException:
                 child.kill()
@@ -194,14 +232,6 @@ class ContainerRuntime:
             pipes.close()
 
     async def _supervise(self, child: HostChild, instance_id: str, paths: InstancePaths, log: int) -> None:
-        """Let the runtime finish, inside the instance's group from the start where it is quick enough for that.
-
-        The init runs nothing of the image, so that it is enough for it to be in the group before the first command.
-        """
-        try:
-            self._host.cgroups.attach(child.pid, instance_id)
-        except ProcessLookupError:
-            pass  # It has ended already: its exit code and log say why.
         code = await child.wait()
         said = bounded_read(log)
         if code == 0 and not self._flavour.own_kernel:
@@ -211,9 +241,10 @@ class ContainerRuntime:
         message = logged_errors(said)
         if code != 0:
             raise classify(message or f"{self.name} run ended with {code} and said nothing")
-        pid = _read_pid(paths)
-        if not self._host.cgroups.contains(pid, instance_id) or self._flavour.manages_cgroups:
-            self._host.cgroups.attach(pid, instance_id)
+        if not self._host.cgroups.contains(_read_pid(paths), instance_id):
+            raise RuntimeFailedError(f"{self.name} moved the init of {instance_id} out of its control group")
+        if self._flavour.manages_cgroups:
+            forget_groups(paths.runtime_state / instance_id / "state.json")
 
     def _take(self, instance_id: str, paths: InstancePaths, record: InstanceRecord) -> ContainerInstance:
         host = self._host
@@ -228,8 +259,6 @@ class ContainerRuntime:
             self._file_limiter,
         )
         self._instances[instance_id] = instance
-        if self._flavour.takes_compiled_filter and self._compiled_filter is None:
-            self._compiled_filter = _compiled_filter(paths, instance_id)
         return instance
 
     # -- finding, adopting, discarding ----------------------------------------------------------------------------
@@ -262,30 +291,18 @@ class ContainerRuntime:
         """Remove an instance in the order that leaves it findable until nothing is left: processes, mounts, files,
         groups."""
         cgroups, paths = self._host.cgroups, self._paths(instance_id)
-        self._instances.pop(instance_id, None)
-        for directory in _process_directories(paths):
-            end_shell(directory)
+        instance = self._instances.pop(instance_id, None)
+        if instance is not None:
+            instance.close()
         cgroups.kill(instance_id)
         await wait_empty(cgroups, instance_id)
-        if self._flavour.manages_cgroups and paths.runtime_state.exists():
-            await self._delete(instance_id, paths)
         for entry in mounts.mounts_under(paths.directory) if _may_hold_mounts(paths) else ():
             mounts.unmount(entry.target, detach=True)
         shutil.rmtree(paths.directory, ignore_errors=True)
         if not cgroups.remove(instance_id):
             raise RuntimeFailedError(f"{instance_id}: its control group cannot be removed")
-
-    async def _delete(self, instance_id: str, paths: InstancePaths) -> None:
-        """Let a runtime that manages groups of its own remove them."""
-        pipes = Pipes()
-        try:
-            for target, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
-                pipes.null(target, flags)
-            pipes.output("log", LOG_DESCRIPTOR)
-            arguments = [*self._host.program.global_arguments(paths.runtime_state), "delete", "--force", instance_id]
-            await HostChild.start(self._host.program.path, arguments, pipes.child).wait()
-        finally:
-            pipes.close()
+        if self._flavour.manages_cgroups:
+            remove_everywhere(f"dsec/{self._settings.node_id}/{instance_id}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,13 +353,6 @@ def _compiled_filter(paths: InstancePaths, instance_id: str) -> str | None:
         return base64.b64encode((paths.runtime_state / instance_id / "seccomp.bpf").read_bytes()).decode()
     except FileNotFoundError:
         return None
-
-
-def _process_directories(paths: InstancePaths) -> Sequence[Path]:
-    try:
-        return [Path(entry.path) for entry in os.scandir(paths.directory / "processes")]
-    except FileNotFoundError:
-        return ()
 
 
 def _may_hold_mounts(paths: InstancePaths) -> bool:

@@ -21,6 +21,14 @@ def resize_terminal(descriptor: int, size: TerminalSize) -> None:
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
 
 
+def open_terminal(size: TerminalSize) -> tuple[int, int]:
+    """Make a terminal on the host; return our end, non-blocking, and the other."""
+    ours, theirs = os.openpty()
+    os.set_blocking(ours, False)
+    resize_terminal(ours, size)
+    return ours, theirs
+
+
 class ConsoleSocket:
     """The socket on which the runtime sends the terminal (its `--console-socket`)."""
 
