@@ -45,7 +45,7 @@ def store(open_store: OpenStore) -> LocalImageStore:
 def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root file system with a shell and a few programs of the host, with the libraries they need."""
     root = tmp_path_factory.mktemp("tiny") / "root"
-    for name in ("sh", "cat", "id", "touch", "rm", "mkdir", "ls", "env", "chmod"):
+    for name in ("sh", "cat", "id", "touch", "rm", "mkdir", "ls", "env", "chmod", "sleep"):
         _copy_program(shutil.which(name) or "", root)
     for directory in ("tmp", "etc", "proc", "sys", "dev", "home/user"):
         (root / directory).mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -140,3 +141,41 @@ def test_two_processes_build_at_once(store: LocalImageStore, base: ImageInfo, tm
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
     assert (store.mount(["one"]).layer_paths[-1] / "x").exists()
     assert (store.mount(["two"]).layer_paths[-1] / "x").exists()
+
+
+def test_killed_build_leaves_nothing_that_the_next_one_does_not_clear(
+    store: LocalImageStore, base: ImageInfo, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, "FROM tiny\nRUN echo still here; sleep 600\n")
+    argv = [sys.executable, "-c", _BUILD_ALOUD, str(store.root), str(context), "killed"]
+    worker = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    while "still here" not in worker.stdout.readline():
+        pass
+    worker.kill()
+    worker.communicate()
+    _wait_until_unlocked(store.root / "build" / "active.lock")
+    build(store, BuildRequest(context=context_of(tmp_path, "FROM tiny\nRUN touch /x\n"), name="next"))
+    reopened = LocalImageStore(store.root)
+    reopened.release()
+    reopened.close()
+    assert not [entry.target for entry in mounts.mounts_under(store.root)]
+    assert list((store.root / "staging").iterdir()) == []
+    containers = (store.root / "build/storage/overlay-containers/containers.json").read_text()
+    assert containers.strip() in ("[]", "null")
+
+
+_BUILD_ALOUD = """
+import sys
+from functools import partial
+from pathlib import Path
+from dsec.images.build import BuildRequest, build
+from dsec.images.store import LocalImageStore
+say = partial(print, flush=True)
+build(LocalImageStore(Path(sys.argv[1])), BuildRequest(context=Path(sys.argv[2]), name=sys.argv[3], progress=say))
+"""
+
+
+def _wait_until_unlocked(path: Path) -> None:
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)

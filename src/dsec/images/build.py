@@ -13,9 +13,11 @@ took 0.7 s, with vfs, which copies the whole tree at every step, 4 to 6 s (2 cor
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +34,7 @@ from dsec.images.names import canonical_name
 from dsec.images.oci_export import export_oci_layout
 from dsec.images.staging import WorkDirectory
 from dsec.images.store import LocalImageStore
-from dsec.linux.mounts import mount_table
+from dsec.linux.mounts import mount_table, mounts_under, unmount
 from dsec.model.image import ImageInfo
 
 _FAILED_STEP = re.compile(r'building at STEP "(.*)": (.*)', re.DOTALL)
@@ -78,7 +80,7 @@ def build(store: LocalImageStore, request: BuildRequest) -> ImageInfo:
     text = _read_dockerfile(request)
     storage = _Storage(store)
     settings = host_settings()
-    with store.work_directory() as work:
+    with storage.in_use(), store.work_directory() as work:
         settings.write(work.path / "client")
         (work.path / "Dockerfile").write_text(
             rewrite(
@@ -188,6 +190,32 @@ class _Storage:
         self._store = store
         self._root = store.root / "build"
         self._root.mkdir(mode=0o700, exist_ok=True)
+        self._lock_fd = -1
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Say that a build runs. Whoever finds that none does clears away what killed ones left.
+
+        A build that is killed takes buildah with it in the middle of a step, whose working container and mount stay.
+        Its programs hold the lock too, so that these are cleared only when they are gone.
+        """
+        with (self._root / "active.lock").open("a") as lock:
+            self._lock_fd = lock.fileno()
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._clear()
+            except BlockingIOError:
+                pass
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield
+
+    def _clear(self) -> None:
+        containers = self._root / "storage" / f"{self._driver()}-containers" / "containers.json"
+        if containers.exists() and containers.read_text().strip() not in ("", "[]", "null"):
+            with self._store.work_directory() as work:
+                self.buildah(["rm", "--all"], work)
+        for entry in list(mounts_under(self._root)):
+            unmount(entry.target, detach=True)
 
     def buildah(
         self, command: Sequence[str], work: WorkDirectory, *, progress: Progress = silent, output: Path | None = None
@@ -196,11 +224,12 @@ class _Storage:
         roots = [f"--root={self._root / 'storage'}", f"--runroot={self._root / 'run'}"]
         argv = ["buildah", *roots, f"--storage-driver={self._driver()}", *command]
         environment = os.environ | {"TMPDIR": str(work.path)}
+        locks = (work.lock_fd, self._lock_fd)
         if output is None:
-            run(argv, package="buildah", progress=progress, env=environment, keep_fds=(work.lock_fd,))
+            run(argv, package="buildah", progress=progress, env=environment, keep_fds=locks)
             return
         with output.open("wb") as file:
-            run(argv, package="buildah", progress=progress, env=environment, keep_fds=(work.lock_fd,), stdout=file)
+            run(argv, package="buildah", progress=progress, env=environment, keep_fds=locks, stdout=file)
 
     def _driver(self) -> str:
         """Return ``overlay``, or ``vfs`` where the state directory lies on an overlay itself. Once chosen it stays."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from collections import deque
@@ -47,21 +48,18 @@ def run(
         CapabilityMissingError: the program is not installed.
         ExternalCommandError: it failed; the detail holds the line to run again, its status and its last words.
     """
-    try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout if stdout is not None else subprocess.PIPE,
-            stderr=subprocess.PIPE if stdout is not None else subprocess.STDOUT,
-            env=env,
-            cwd=cwd,
-            pass_fds=tuple(keep_fds),
-            start_new_session=True,
-        )
-    except FileNotFoundError as error:
-        raise CapabilityMissingError(
-            f"{argv[0]} is not installed", resolution=f"install the Debian package {package}"
-        ) from error
+    if shutil.which(argv[0]) is None:
+        raise CapabilityMissingError(f"{argv[0]} is not installed", resolution=f"install the Debian package {package}")
+    process = subprocess.Popen(
+        [*_die_with_us(), *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout if stdout is not None else subprocess.PIPE,
+        stderr=subprocess.PIPE if stdout is not None else subprocess.STDOUT,
+        env=env,
+        cwd=cwd,
+        pass_fds=tuple(keep_fds),
+        start_new_session=True,
+    )
     tail = _follow(process, progress)
     if process.returncode != 0:
         raise ExternalCommandError(
@@ -69,6 +67,14 @@ def run(
             detail=f"$ {shlex.join(argv)}\n" + "\n".join(tail),
             resolution="run the line above to see it fail",
         )
+
+
+def _die_with_us() -> list[str]:
+    """Return the prefix that has the kernel kill a program when the thread that started it dies, as by `kill -9`.
+
+    The thread is the one that waits for the program. Without setpriv(1) the program goes on and ends by itself.
+    """
+    return ["setpriv", "--pdeathsig=KILL", "--"] if shutil.which("setpriv") else []
 
 
 def _follow(process: subprocess.Popen[bytes], progress: Progress) -> Sequence[str]:
