@@ -73,8 +73,7 @@ class Lab:
             policy=self.policy,
             settings=self.settings,
             rollout_id="rol-1",
-            images=TaskImages(None, frozenset()),
-            image_configs={info.name.partition(":")[0]: info.config for info in await self.service.images()},
+            images=TaskImages(self.service, None),
             clock=SystemClock(),
             sleep=self.sleep,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
@@ -13,6 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from dsec.base.errors import CallerError, CapabilityMissingError, ExternalCommandError, TaskFormatError
+from dsec.model.image import ImageConfig, ImageInfo
 from dsec.worker.layout import task_folder_name
 from dsec.worker.tasks.archive import content_digest, pack_folder
 from dsec.worker.tasks.harbor import parse_task
@@ -83,6 +84,19 @@ def test_names_of_folders_differ() -> None:
     assert len({task_folder_name(name) for name in names}) == len(names)
 
 
+class Listing:
+    """Lists images."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.asked = 0
+
+    async def images(self) -> Sequence[ImageInfo]:
+        self.asked += 1
+        config = ImageConfig(workdir="/app")
+        return [ImageInfo(name=name, image_id="sha256:0", layers=(), config=config) for name in self.names]
+
+
 class Builder:
     """Counts builds, and fails on demand."""
 
@@ -107,7 +121,7 @@ def task(make_task: Callable[..., Path]) -> Task:
 @pytest.mark.anyio
 async def test_a_dockerfile_is_built_once_for_all_attempts(task: Task) -> None:
     builder = Builder()
-    images = TaskImages(builder, frozenset())
+    images = TaskImages(Listing(), builder)
     async with anyio.create_task_group() as group:
         for _ in range(5):
             group.start_soon(images.image_of, task)
@@ -119,7 +133,7 @@ async def test_a_dockerfile_is_built_once_for_all_attempts(task: Task) -> None:
 async def test_an_image_that_is_there_is_not_built_again_until_its_files_change(task: Task) -> None:
     before = image_tag(task)
     builder = Builder()
-    assert await TaskImages(builder, frozenset({before})).image_of(task) == before
+    assert await TaskImages(Listing(before), builder).image_of(task) == before
     assert builder.tags == []
     (task.folder / "environment" / "Dockerfile").write_text("FROM python\nRUN true\n")
     assert image_tag(task) != before
@@ -128,7 +142,7 @@ async def test_an_image_that_is_there_is_not_built_again_until_its_files_change(
 @pytest.mark.anyio
 async def test_a_build_that_failed_is_not_tried_again(task: Task) -> None:
     builder = Builder(ExternalCommandError("RUN false failed", detail="the last words"))
-    images = TaskImages(builder, frozenset())
+    images = TaskImages(Listing(), builder)
     for _ in range(2):
         with pytest.raises(CallerError, match="RUN false failed") as caught:
             await images.image_of(task)
@@ -139,4 +153,26 @@ async def test_a_build_that_failed_is_not_tried_again(task: Task) -> None:
 @pytest.mark.anyio
 async def test_a_dockerfile_without_a_builder_is_an_error(task: Task) -> None:
     with pytest.raises(CapabilityMissingError, match="Dockerfile"):
-        await TaskImages(None, frozenset()).image_of(task)
+        await TaskImages(Listing(), None).image_of(task)
+
+
+@pytest.mark.anyio
+async def test_settings_of_an_image_that_was_just_built_are_known(task: Task) -> None:
+    listing = Listing()
+
+    class Builds(Builder):
+        async def build(self, context_dir: Path, tag: str) -> str:
+            listing.names.append(tag)
+            return await super().build(context_dir, tag)
+
+    images = TaskImages(listing, Builds())
+    assert (await images.config_of(await images.image_of(task))).workdir == "/app"
+
+
+@pytest.mark.anyio
+async def test_an_image_that_is_not_listed_is_asked_for_once() -> None:
+    listing = Listing()
+    images = TaskImages(listing, None)
+    for _ in range(3):
+        assert (await images.config_of("python")).workdir == "/"
+    assert listing.asked == 1

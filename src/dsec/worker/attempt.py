@@ -55,6 +55,7 @@ class _Try:
     phase: Phase = Phase.CREATE
     sandboxes: list[str] = field(default_factory=list)
     image: str = ""
+    image_config: ImageConfig = field(default_factory=ImageConfig)
     play: Play | None = None
     end: PolicyEnd | None = None
     tests: CommandOutput | None = None
@@ -77,7 +78,6 @@ class AttemptContext:
         settings: the rollout's settings.
         rollout_id: goes into every sandbox's metadata.
         images: images of tasks.
-        image_configs: settings of the images that the service has, by name.
         clock: tells the time.
         sleep: waits; a parameter so that tests need not.
     """
@@ -87,7 +87,6 @@ class AttemptContext:
     settings: RolloutSettings
     rollout_id: str
     images: TaskImages
-    image_configs: dict[str, ImageConfig]
     clock: Clock
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
 
@@ -164,6 +163,7 @@ class Attempt:
         if not current.image:
             with self._watch.stage(Stage.WAIT):
                 current.image = await self._context.images.image_of(self._task)
+                current.image_config = await self._context.images.config_of(current.image)
             self._clean_paths(current)
         with self._watch.stage(Stage.CREATE):
             timeout_s = self._context.settings.create_timeout_s
@@ -171,14 +171,11 @@ class Attempt:
         current.sandboxes.append(info.sandbox_id)
         return info.sandbox_id
 
-    def _image_config(self, current: _Try) -> ImageConfig:
-        return self._context.image_configs.get(current.image, ImageConfig())
-
     def _clean_paths(self, current: _Try) -> tuple[str, ...]:
         """Return what a clean sandbox takes over; raises before anything is created when that cannot be said."""
         if self._context.settings.verify_in is VerifyIn.SAME:
             return ()
-        return transplanted_paths(self._task, self._image_config(current).workdir)
+        return transplanted_paths(self._task, current.image_config.workdir)
 
     def _spec(self, image: str) -> SandboxSpec:
         task, settings = self._task, self._context.settings
@@ -212,7 +209,7 @@ class Attempt:
             service,
             sandbox_id,
             self._task,
-            env=tests_environment(self._image_config(current).env, env),
+            env=tests_environment(current.image_config.env, env),
             policy_timed_out=current.end.timed_out,
             enter=current.enter,
         )

@@ -99,7 +99,7 @@ class Rollout:
             DsecError: the results cannot be written, or the service cannot be asked at all.
         """
         await self.sweep()
-        context = await self._context()
+        context = self._context()
         queue = self._queue()
         planned = len(self._tasks) * self._settings.attempts
         self._observer.rollout_began(planned=planned, finished=self._finished())
@@ -136,16 +136,13 @@ class Rollout:
                 continue
         return len(left)
 
-    async def _context(self) -> AttemptContext:
-        configs = {info.name: info.config for info in await self._service.images()}
-        configs |= {name.removesuffix(":latest"): config for name, config in configs.items()}
+    def _context(self) -> AttemptContext:
         return AttemptContext(
             service=self._service,
             policy=self._policy,
             settings=self._settings,
             rollout_id=self._output.manifest.rollout_id,
-            images=TaskImages(self._builder, frozenset(configs)),
-            image_configs=configs,
+            images=TaskImages(self._service, self._builder),
             clock=self._clock,
         )
 

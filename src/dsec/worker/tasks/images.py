@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import anyio
 
 from dsec.base.errors import CallerError, CapabilityMissingError, DsecError
+from dsec.model.image import ImageConfig, ImageInfo
 from dsec.worker.tasks.archive import content_digest
 from dsec.worker.tasks.task import Task
 
@@ -33,15 +35,32 @@ def image_tag(task: Task) -> str:
     return f"task-{stem}:{content_digest(task.environment.dockerfile.parent)[:16]}"
 
 
-class TaskImages:
-    """Names of images for tasks; builds those that are missing, each once."""
+class ImageListing(Protocol):
+    """Whoever can list images; every `SandboxService` can."""
 
-    def __init__(self, builder: ImageBuilder | None, existing: frozenset[str]) -> None:
+    async def images(self) -> Sequence[ImageInfo]: ...
+
+
+class TaskImages:
+    """Names and settings of images for tasks; builds those that are missing, each once."""
+
+    def __init__(self, listing: ImageListing, builder: ImageBuilder | None) -> None:
+        self._listing = listing
         self._builder = builder
-        self._existing = set(existing)
+        self._configs: dict[str, ImageConfig] = {}
+        self._asked: set[str] = set()
+        self._built: set[str] = set()
         self._locks: dict[str, anyio.Lock] = {}
         self._failures: dict[str, CallerError] = {}
         self._limiter = anyio.CapacityLimiter(CONCURRENT_BUILDS)
+
+    async def config_of(self, name: str) -> ImageConfig:
+        """Return the settings of an image; empty ones when the service does not list it."""
+        if name not in self._configs and name not in self._asked:
+            self._asked.add(name)  # A name that is not listed is asked for once, and not again by every attempt.
+            for info in await self._listing.images():
+                self._configs[info.name] = self._configs[info.name.removesuffix(":latest")] = info.config
+        return self._configs.get(name, ImageConfig())
 
     async def image_of(self, task: Task) -> str:
         """Return the image's name, building it first when needed.
@@ -56,8 +75,12 @@ class TaskImages:
         async with self._locks.setdefault(tag, anyio.Lock()):
             if tag in self._failures:
                 raise self._failures[tag]
-            if tag not in self._existing:
+            await self.config_of(tag)
+            if tag not in self._configs and tag not in self._built:
                 await self._build(task, tag)
+                self._built.add(tag)
+                self._asked.discard(tag)
+                await self.config_of(tag)
         return tag
 
     async def _build(self, task: Task, tag: str) -> None:
@@ -75,7 +98,6 @@ class TaskImages:
             raise self._failed(task, tag, error.brief, error.detail) from error
         except TimeoutError as error:
             raise self._failed(task, tag, f"not done after {task.environment.build_timeout_s:g} s", "") from error
-        self._existing.add(tag)
 
     def _failed(self, task: Task, tag: str, brief: str, detail: str) -> CallerError:
         # Whoever's fault it was, building again for the task's next attempt would only fail again.
