@@ -250,12 +250,12 @@ async def test_an_upload_that_is_cut_off_is_an_error_and_leaves_no_half_file(fil
 async def test_a_file_that_shrinks_is_filled_and_named(files: ContainerFiles, root: Path) -> None:
     with as_guest_root():
         (root / "tmp/d").mkdir()
-        (root / "tmp/d/f").write_bytes(b"x" * (4 << 20))
+        (root / "tmp/d/f").write_bytes(b"x" * (16 << 20))
     reader = await files.download("/tmp/d")
     start = await reader.read(1 << 20)
     os.truncate(root / "tmp/d/f", 100)
     with archive_of(start + await read_all(reader)) as archive:
-        assert archive.getmember("f").size == 4 << 20
+        assert archive.getmember("f").size == 16 << 20
         assert archive.extractfile("f").read().endswith(bytes(1 << 20))  # type: ignore[union-attr]
         assert json.loads(archive.getmember(".").pax_headers[CHANGED]) == ["f"]
 
@@ -263,13 +263,13 @@ async def test_a_file_that_shrinks_is_filled_and_named(files: ContainerFiles, ro
 async def test_a_file_that_grows_is_cut_and_named(files: ContainerFiles, root: Path) -> None:
     with as_guest_root():
         (root / "tmp/d").mkdir()
-        (root / "tmp/d/f").write_bytes(b"x" * (2 << 20))
+        (root / "tmp/d/f").write_bytes(b"x" * (16 << 20))
     reader = await files.download("/tmp/d")
     start = await reader.read(1 << 20)
     with open(root / "tmp/d/f", "ab") as file:
         file.write(b"more")
     with archive_of(start + await read_all(reader)) as archive:
-        assert archive.extractfile("f").read() == b"x" * (2 << 20)  # type: ignore[union-attr]
+        assert archive.extractfile("f").read() == b"x" * (16 << 20)  # type: ignore[union-attr]
         assert json.loads(archive.getmember(".").pax_headers[CHANGED]) == ["f"]
 
 

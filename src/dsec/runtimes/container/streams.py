@@ -2,11 +2,12 @@
 
 A `Source` or `Sink` is plain blocking code; `ChunkReader` and `ChunkWriter` make the port's `Reader` and `Writer` of
 it. Small contents cost no hop of their own: a reader is born with the first bytes, and a writer gathers what it is
-given. Memory per stream is bounded by two chunks.
+given. Memory per stream is bounded by `HOP_BYTES` and one chunk.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol
 
 from dsec.base.errors import InvalidStateError
@@ -14,8 +15,14 @@ from dsec.base.units import KIB, MIB
 from dsec.runtimes.container.access import Access
 from dsec.runtimes.container.users import ResolvedUser
 
-CHUNK_BYTES = 1 * MIB
-"""Large enough that a thread hop is a few per cent of copying it."""
+CHUNK_BYTES = 256 * KIB
+"""The most that one read of a reader returns."""
+
+HOP_BYTES = 1 * MIB
+"""What one hop to a thread reads or writes, in pieces of a chunk: pieces that fit the processor's cache are copied
+twice as fast as larger ones, and a hop for each of them would cost as much as the copying."""
+
+_SMALL_PIECE_BYTES = 16 * KIB
 
 AHEAD_BYTES = 64 * KIB
 
@@ -65,24 +72,40 @@ class ChunkReader:
     ) -> None:
         self.size_bytes = size_bytes
         self._access, self._user, self._path, self._source = access, user, path, source
-        self._ahead, self._ended, self._closed, self._failed = ahead, ended, False, False
+        self._ahead = deque([ahead] if ahead else [])
+        self._ended, self._closed, self._failed = ended, False, False
 
     async def read(self, limit: int) -> bytes:
         self._access.root.check_alive()
         if self._closed or self._failed:
             raise InvalidStateError("the reader is closed", resolution="open another one")
-        if self._ahead:
-            data, self._ahead = self._ahead[:limit], self._ahead[limit:]
-            return data
-        if self._ended or limit <= 0:
+        if limit <= 0:
             return b""
-        size = min(limit, CHUNK_BYTES)
+        if not self._ahead and not self._ended:
+            await self._fill()
+        if not self._ahead:
+            return b""
+        data = self._ahead.popleft()
+        if len(data) > limit:
+            self._ahead.appendleft(data[limit:])
+        return data[:limit]
+
+    async def _fill(self) -> None:
+        """Take some chunks in one hop."""
+
+        def work(_: int) -> None:
+            total = 0
+            while total < HOP_BYTES and not self._ended:
+                data = self._source.take(CHUNK_BYTES)
+                self._ended = not data
+                total += len(data)
+                if data:
+                    self._ahead.append(data)
+
         # Pessimistic: after an error or a cancellation bytes may be missing, and must not look like the end.
         self._failed = True
-        data = await self._access.run(self._user, self._path, lambda _: self._source.take(size))
+        await self._access.run(self._user, self._path, work)
         self._failed = False
-        self._ended = not data
-        return data
 
     async def close(self) -> None:
         if not self._closed:
@@ -104,14 +127,13 @@ class ChunkWriter:
         self._check_usable()
         self._gathered.append(bytes(data))
         self._gathered_bytes += len(data)
-        if self._gathered_bytes >= CHUNK_BYTES:
+        if self._gathered_bytes >= HOP_BYTES:
             await self._put(finish=False)
 
     async def commit(self) -> None:
         self._check_usable()
         await self._put(finish=True)
         self._done = True
-        await self._access.run_outside(self._sink.close)
 
     async def abort(self) -> None:
         if self._done:
@@ -127,15 +149,18 @@ class ChunkWriter:
             self._sink.close()
 
     async def _put(self, *, finish: bool) -> None:
-        data = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
-        self._gathered.clear()
+        pieces = self._gathered
+        if self._gathered_bytes < len(pieces) * _SMALL_PIECE_BYTES:
+            pieces = [b"".join(pieces)]
+        self._gathered = []
         self._gathered_bytes = 0
 
         def work(_: int) -> None:
-            if data:
-                self._sink.put(data)
+            for piece in pieces:
+                self._sink.put(piece)
             if finish:
                 self._sink.finish()
+                self._sink.close()
 
         # Pessimistic, so that an error and a cancellation both leave it set.
         self._failed = True

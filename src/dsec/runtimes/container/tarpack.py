@@ -40,7 +40,7 @@ MAXIMUM_HARD_LINKS = 100_000
 MAXIMUM_WAITING_NAMES = 200_000
 """Names held in memory for levels that had to be closed because the tree is deep."""
 
-_PIECE_BYTES = 1 * MIB
+_PIECE_BYTES = 256 * KIB
 _LARGE_BYTES = 64 * KIB
 _END = bytes(2 * tarfile.BLOCKSIZE)
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
