@@ -20,7 +20,7 @@ import tarfile
 from collections.abc import Callable, Generator, Iterator
 
 from dsec.base.errors import ConflictError, LimitExceededError, UnsupportedFileError
-from dsec.base.units import GIB, KIB, MIB
+from dsec.base.units import GIB, KIB
 from dsec.linux.openat2 import open_child, reopen
 from dsec.model.files import MAXIMUM_PATH_BYTES
 from dsec.runtimes.container.descent import OPEN_LEVELS, Descent
