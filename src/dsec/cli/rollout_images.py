@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
+import msgspec
 
+from dsec.base.errors import DsecError, ExternalCommandError, error_from_code
 from dsec.cli.context import Options
 from dsec.cli.output import note
 from dsec.service.port import SandboxService
@@ -16,25 +20,27 @@ from dsec.worker.tasks.images import ImageBuilder
 
 
 class StoreBuilder:
-    """Builds into the image store of this host's node."""
+    """Builds into the image store of this host's node.
+
+    A build is a process of its own, `dsec image build`, so that it can be ended: its time limit kills it, and what it
+    started dies with it.
+    """
 
     def __init__(self, options: Options) -> None:
-        self._root = options.state_dir / "images"
+        self._state_dir = options.state_dir
 
     async def build(self, context_dir: Path, tag: str) -> str:
-        """Build `context_dir`/Dockerfile under the name `tag`. Implements `ImageBuilder`."""
+        """Build `context_dir`/Dockerfile under the name `tag`. Implements `ImageBuilder`.
+
+        Raises:
+            DsecError: as `dsec.images.build.build`.
+        """
         note(f"building image {tag}")
-        return await anyio.to_thread.run_sync(self._build, context_dir, tag)
-
-    def _build(self, context_dir: Path, tag: str) -> str:
-        from dsec.images.build import BuildRequest, build
-        from dsec.images.store import LocalImageStore
-
-        store = LocalImageStore(self._root)
-        try:
-            return build(store, BuildRequest(context=context_dir, name=tag)).name
-        finally:
-            store.close()
+        program = [sys.executable, "-m", "dsec", "--state-dir", str(self._state_dir), "--error-format", "json"]
+        done = await anyio.run_process([*program, "image", "build", str(context_dir), "--tag", tag], check=False)
+        if done.returncode != 0:
+            raise _error_of(done.stderr.decode(errors="replace"), done.returncode)
+        return tag
 
     def ensure(self, name: str) -> None:
         """Make an image that has a recipe. Blocks.
@@ -45,11 +51,32 @@ class StoreBuilder:
         from dsec.images import recipes
         from dsec.images.store import LocalImageStore
 
-        store = LocalImageStore(self._root)
+        store = LocalImageStore(self._state_dir / "images")
         try:
             recipes.ensure(store, name, progress=note)
         finally:
             store.close()
+
+
+def _error_of(stderr: str, status: int) -> DsecError:
+    """Return the error that a command said as JSON on its last line."""
+    last = stderr.strip().rpartition("\n")[2]
+    try:
+        said = msgspec.json.decode(last, type=_Said).error
+    except msgspec.DecodeError:
+        return ExternalCommandError(f"`dsec image build` failed with status {status}", detail=stderr[-4000:])
+    return error_from_code(said.code, said.brief, detail=said.detail, resolution=said.resolution)
+
+
+class _SaidError(msgspec.Struct):
+    code: str
+    brief: str
+    detail: str = ""
+    resolution: str = ""
+
+
+class _Said(msgspec.Struct):
+    error: _SaidError
 
 
 def image_builder(options: Options) -> ImageBuilder | None:

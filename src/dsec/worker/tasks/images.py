@@ -104,6 +104,6 @@ class TaskImages:
         self._failures[tag] = CallerError(
             f"the image of task {task.name} could not be built: {brief}",
             detail=detail,
-            resolution=f"see why with: dsec image build {task.environment.dockerfile}",
+            resolution=f"see it fail with: dsec image build {task.folder / 'environment'} -t {tag}",
         )
         return self._failures[tag]
