@@ -14,6 +14,10 @@ from dsec.linux.cgroups import Cgroups
 END_LIMIT_S = 30.0
 """A killed process ends as soon as it leaves the kernel; one that does not in this time is stuck in a driver."""
 
+_SWALLOWED_S = 0.05
+"""The kernel announces changes of one file at most every 10 ms, by a timer, and drops the timer with the group: when
+somebody else removes an emptied group at once, its last change is never announced. So we look again."""
+
 
 async def wait_readable(descriptor: int, until: asyncio.Future[Any] | None = None) -> None:
     """Wait until a descriptor is readable (or hung up), or until a future is done."""
@@ -57,7 +61,8 @@ async def _wait_for(cgroups: Cgroups, group: str, child: str | None, condition: 
                 try:
                     if condition():
                         return
-                    await wait_readable(watch.fileno())
+                    with anyio.move_on_after(_SWALLOWED_S):
+                        await wait_readable(watch.fileno())
                 finally:
                     watch.close()
     except TimeoutError as error:
