@@ -1,0 +1,79 @@
+"""The table of benchmarks."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from dsec.bench.context import BenchContext
+    from dsec.bench.report import Report
+
+    Measure = Callable[[BenchContext], Awaitable[Report]]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One benchmark, imported when it runs.
+
+    Attributes:
+        name: as the command line calls it.
+        where: ``module:function``.
+        help: one line.
+        samples: how many, if nothing is asked for.
+        counts: what ``--count`` counts; empty: nothing.
+        sizes: whether ``--size`` means something.
+    """
+
+    name: str
+    where: str
+    help: str
+    samples: int = 100
+    counts: str = ""
+    sizes: bool = False
+
+    def load(self) -> Measure:
+        module, _, function = self.where.partition(":")
+        return cast("Measure", getattr(importlib.import_module(module), function))
+
+
+BENCHMARKS = (
+    Benchmark(
+        "create",
+        "dsec.bench.create:bench_create",
+        "Create a sandbox, the image resident; beside `docker run -d` and bare crun.",
+    ),
+    Benchmark("pool", "dsec.bench.pool:bench_pool", "Recycle a used sandbox; beside destroying and creating another."),
+    Benchmark(
+        "exec",
+        "dsec.bench.execute:bench_exec",
+        "Run `true` over HTTP and in process; beside bare `crun exec` and Docker Engine.",
+        samples=300,
+    ),
+    Benchmark(
+        "files",
+        "dsec.bench.files:bench_files",
+        "Small file operations, and a large file in and out; beside a local copy.",
+        sizes=True,
+    ),
+    Benchmark(
+        "rollback",
+        "dsec.bench.rollback:bench_rollback",
+        "Roll back by the amount written; beside creating anew, here and with Docker Engine.",
+        sizes=True,
+    ),
+    Benchmark(
+        "density",
+        "dsec.bench.density:bench_density",
+        "Fill the host with idle sandboxes: memory of each; the last creations beside the first.",
+        counts="sandboxes",
+    ),
+    Benchmark(
+        "rollout",
+        "dsec.bench.rollout:bench_rollout",
+        "Roll out 164 HumanEval tasks; beside their bare test commands.",
+        counts="tasks",
+    ),
+)

@@ -1,0 +1,55 @@
+"""Measure contestants in turn: A B A B, so that what disturbs the host disturbs all of them alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dsec.bench.progress import Progress
+
+Sample = Callable[[], Awaitable[float]]
+"""Does the thing once and returns the seconds it took; what is prepared and cleared away does not count."""
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds of a block; see `timed`."""
+
+    seconds: float = 0.0
+
+
+@contextmanager
+def timed() -> Iterator[Stopwatch]:
+    """Measure a block."""
+    watch = Stopwatch()
+    begin = time.perf_counter()
+    try:
+        yield watch
+    finally:
+        watch.seconds = time.perf_counter() - begin
+
+
+async def alternate(
+    contestants: Mapping[str, Sample], *, rounds: int, progress: Progress, warm_ups: int = 2
+) -> dict[str, list[float]]:
+    """Sample every contestant once a round, in an order that turns by one each round; return their seconds.
+
+    Args:
+        contestants: by name.
+        rounds: values of each.
+        progress: hears of every round.
+        warm_ups: rounds before the first that counts.
+    """
+    names = list(contestants)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    with progress.counting("rounds", warm_ups + rounds) as advance:
+        for number in range(warm_ups + rounds):
+            for position in range(len(names)):
+                name = names[(position + number) % len(names)]
+                value = await contestants[name]()
+                if number >= warm_ups:
+                    seconds[name].append(value)
+            advance()
+    return seconds
