@@ -16,7 +16,7 @@ from dsec.images.importers.rootfs_tar import import_rootfs_tar, stream_limit
 from dsec.images.importers.tar_reader import TarReader
 from dsec.images.names import canonical_name
 from dsec.images.store import LocalImageStore
-from dsec.images.tree_writer import TreeWriter
+from dsec.images.tree_writer import DEFAULT_LIMITS, TreeWriter
 from dsec.model.image import ImageInfo
 
 _PEEKED_ENTRIES = 4096
@@ -45,7 +45,7 @@ def import_image(
     if not request.path.exists():
         raise PathNotFoundError(f"{request.path} does not exist")
     if kind is ImportFormat.AUTO:
-        kind = detect(request.path)
+        kind = detect(request.path, limit_bytes=stream_limit(request))
     request.progress(f"importing {request.path} as {kind.value}")
     if kind is ImportFormat.ROOTFS_TAR:
         return import_rootfs_tar(store, request)
@@ -55,12 +55,12 @@ def import_image(
     return _import_packed(store, request, kind)
 
 
-def detect(path: Path) -> ImportFormat:
-    """Return the format of what is at `path`."""
+def detect(path: Path, *, limit_bytes: int = DEFAULT_LIMITS.total_bytes) -> ImportFormat:
+    """Return the format of what is at `path`; unpack at most `limit_bytes` to find out."""
     if path.is_dir():
         return ImportFormat.OCI_LAYOUT if (path / "oci-layout").is_file() else ImportFormat.DIRECTORY
     names: set[bytes] = set()
-    with opened_archive(path, 1 << 60) as stream:
+    with opened_archive(path, limit_bytes) as stream:
         for entry, _ in zip(TarReader(stream), range(_PEEKED_ENTRIES), strict=False):
             names.add(entry.path.removeprefix(b"./"))
             if not _may_be_image(entry.path.removeprefix(b"./")):
