@@ -104,13 +104,17 @@ def _bind_tcp(address: TcpAddress) -> socket.socket:
         raise InvalidRequestError("the token is empty", resolution="give a token of at least 16 random characters")
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((address.host, address.port), family=family, backlog=SOCKET_BACKLOG)
+        listener = socket.create_server((address.host, address.port), family=family, backlog=SOCKET_BACKLOG)
     except OSError as error:
         raise InvalidRequestError(
             f"cannot listen on {_authority(address.host, address.port)}",
             detail=str(error),
             resolution="choose another port, or end what listens there",
         ) from error
+    # Accepted sockets inherit it. asyncio sets it only for sockets made with an explicit protocol, which this one is not:
+    # without it an answer's body would wait for the client's delayed acknowledgement of its head (40 ms).
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _bind_unix(path: Path) -> socket.socket:
