@@ -94,6 +94,24 @@ def test_long_output_is_cut_at_its_beginning() -> None:
     assert len(render_report(summary(one), [one])) < 100_000
 
 
+@pytest.mark.slow
+def test_a_report_of_many_attempts_stays_small_and_shows_the_failures() -> None:
+    results = [
+        result(
+            task=f"task-{number // 8:04d}",
+            attempt=number % 8 + 1,
+            outcome=Outcome.FAILED if number == 15_999 else Outcome.PASSED,
+            last_output=f"output-{number} " + "x" * 1_900,
+            started_at_s=1_700_000_000.0 + number,
+            lane=number % 64,
+        )
+        for number in range(16_000)
+    ]
+    page = render_report(summary(*results), results)
+    assert "output-15999" in page
+    assert len(page) < 16_000_000
+
+
 def test_a_report_of_nothing_is_a_page() -> None:
     assert "<h1>" in render_report(summary(), [])
 

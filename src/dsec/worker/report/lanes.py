@@ -17,6 +17,8 @@ LONGEST_GAP_S = 30.0
 """A pause longer than this, and longer than a tenth of the work, is cut out."""
 RESOLUTION = 1500
 """Distinguishable places along the axis; what lies closer together is drawn as one."""
+DETAILED_ATTEMPTS = 4_000
+"""With more attempts than this each is drawn as one piece, in the colour of its longest stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ def coalesce(segments: Sequence[Segment], resolution_s: float) -> tuple[Segment,
     return tuple(joined)
 
 
-def _piece(result: AttemptResult, axis: _Axis) -> Piece:
+def _piece(result: AttemptResult, axis: _Axis, resolution_s: float) -> Piece:
     start_s = axis.place(result.started_at_s)
     moved = [
         Segment(stage=segment.stage, start_s=start_s + segment.start_s, end_s=start_s + segment.end_s)
@@ -94,7 +96,7 @@ def _piece(result: AttemptResult, axis: _Axis) -> Piece:
         result=result,
         start_s=start_s,
         end_s=start_s + result.duration_s,
-        segments=coalesce(moved, axis.length_s / RESOLUTION),
+        segments=coalesce(moved, resolution_s),
     )
 
 
@@ -103,9 +105,10 @@ def timeline(results: Sequence[AttemptResult]) -> Timeline | None:
     if not results:
         return None
     axis = _Axis(results)
+    resolution_s = axis.length_s / RESOLUTION if len(results) <= DETAILED_ATTEMPTS else float("inf")
     lanes: dict[int, list[Piece]] = {}
     for result in sorted(results, key=lambda item: item.started_at_s):
-        lanes.setdefault(result.lane, []).append(_piece(result, axis))
+        lanes.setdefault(result.lane, []).append(_piece(result, axis, resolution_s))
     rows = tuple(tuple(lanes[lane]) for lane in sorted(lanes))
     return Timeline(length_s=axis.length_s, rows=rows, cuts_s=tuple(axis.cuts))
 

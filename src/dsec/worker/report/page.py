@@ -15,16 +15,19 @@ from html import escape
 from urllib.parse import quote
 
 from dsec.base.units import format_duration
+from dsec.verification.outcome import Outcome
 from dsec.worker.layout import TESTS_OUTPUT_NAME, TRAJECTORY_NAME, task_folder_name
 from dsec.worker.report.lanes import OUTCOME_WORDS, STAGE_WORDS, timeline
 from dsec.worker.report.picture import timeline_svg
-from dsec.worker.result import EXCERPT_CHARACTERS, AttemptResult
+from dsec.worker.result import EXCERPT_CHARACTERS, AttemptResult, TestsRecord
 from dsec.worker.stages import Stage
 from dsec.worker.summary import Summary
 
 MAXIMUM_DETAILED_TASKS = 3_000
 MAXIMUM_DETAILED_ATTEMPTS = 32
 """Per task. What is left out is in results.jsonl, and the page says so."""
+MAXIMUM_EXCERPTED_ATTEMPTS = 1_000
+"""Attempts whose output is in the page; those that did not pass come first. The others have their links."""
 
 
 def _asset(name: str) -> str:
@@ -98,14 +101,27 @@ def _output(caption: str, text: str) -> str:
     return f'<p class="cap">{caption}</p><pre>{escape(text[-EXCERPT_CHARACTERS - 1 :])}</pre>'
 
 
-def _attempt(result: AttemptResult) -> str:
+def _excerpted(results: Sequence[AttemptResult]) -> frozenset[tuple[str, int]]:
+    """Return the attempts whose output is in the page."""
+    in_order = sorted(results, key=lambda result: (result.outcome is Outcome.PASSED, result.key))
+    return frozenset(result.key for result in in_order[:MAXIMUM_EXCERPTED_ATTEMPTS])
+
+
+def _outputs(result: AttemptResult) -> str:
+    tests = result.tests or TestsRecord(exit_code=0)
+    return (
+        _output("End of the policy's last output", result.last_output)
+        + _output("End of the tests' output", tests.stdout)
+        + _output("End of the tests' errors", tests.stderr)
+    )
+
+
+def _attempt(result: AttemptResult, with_outputs: bool) -> str:
     folder = f"attempts/{quote(task_folder_name(result.task))}/{result.attempt}"
     links = f'<a href="{folder}/{TRAJECTORY_NAME}">trajectory</a>'
-    outputs = _output("End of the policy's last output", result.last_output)
     if result.tests is not None:
         links += f'<a href="{folder}/{TESTS_OUTPUT_NAME}">output of the tests</a>'
-        outputs += _output("End of the tests' output", result.tests.stdout)
-        outputs += _output("End of the tests' errors", result.tests.stderr)
+    outputs = _outputs(result) if with_outputs else ""
     tries = f" · {result.tries} tries" if result.tries > 1 else ""
     broken = "".join(f'<p class="cap">an earlier try broke: {escape(text[:500])}</p>' for text in result.broken_tries)
     return (
@@ -117,7 +133,7 @@ def _attempt(result: AttemptResult) -> str:
     )
 
 
-def _task(name: str, group: Sequence[AttemptResult], longest_s: float) -> str:
+def _task(name: str, group: Sequence[AttemptResult], longest_s: float, excerpted: frozenset[tuple[str, int]]) -> str:
     marks = "".join(
         f'<span class="mark" style="background: var(--{result.outcome.value})"'
         f' title="attempt {result.attempt}: {OUTCOME_WORDS[result.outcome]}"></span>'
@@ -128,13 +144,14 @@ def _task(name: str, group: Sequence[AttemptResult], longest_s: float) -> str:
     mean_s = sum(result.duration_s for result in group) / len(group)
     outcomes = " ".join(sorted({result.outcome.value for result in group}))
     more = len(group) - MAXIMUM_DETAILED_ATTEMPTS
+    attempts = "".join(_attempt(result, result.key in excerpted) for result in group[:MAXIMUM_DETAILED_ATTEMPTS])
     rest = f'<p class="note">and {more} more attempts, in results.jsonl</p>' if more > 0 else ""
     return (
         f'<details class="task" data-name="{escape(name.lower())}" data-outcomes="{outcomes}"><summary>'
         f'<span class="name" title="{escape(name)}">{escape(name)}</span><span class="marks">{marks}</span>'
         f'<span class="num">{reward}</span><span class="took">'
         f'<i style="width: {80 * mean_s / longest_s:.1f}px"></i><span>{format_duration(mean_s)}</span></span></summary>'
-        f"{''.join(_attempt(result) for result in group[:MAXIMUM_DETAILED_ATTEMPTS])}{rest}</details>"
+        f"{attempts}{rest}</details>"
     )
 
 
@@ -150,7 +167,8 @@ def _tasks(groups: Mapping[str, Sequence[AttemptResult]]) -> str:
     )
     longest_s = max(sum(r.duration_s for r in group) / len(group) for group in groups.values()) or 1.0
     names = list(groups)
-    rows = "".join(_task(name, groups[name], longest_s) for name in names[:MAXIMUM_DETAILED_TASKS])
+    excerpted = _excerpted([result for group in groups.values() for result in group])
+    rows = "".join(_task(name, groups[name], longest_s, excerpted) for name in names[:MAXIMUM_DETAILED_TASKS])
     more = len(names) - MAXIMUM_DETAILED_TASKS
     rest = f'<p class="note">and {more} more tasks, in results.jsonl</p>' if more > 0 else ""
     return (
