@@ -179,3 +179,23 @@ build(LocalImageStore(Path(sys.argv[1])), BuildRequest(context=Path(sys.argv[2])
 def _wait_until_unlocked(path: Path) -> None:
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def test_odd_names_attributes_and_whiteouts_survive_a_chain_of_builds(
+    store: LocalImageStore, tiny_root: Path, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(tiny_root, tree, symlinks=True)
+    (tree / "n").mkdir()
+    (tree / "n" / os.fsdecode(b"raw \xff")).write_text("1")
+    (tree / "n" / ("x" * 200)).write_text("2")
+    os.setxattr(tree / "bin/cat", "user.note", b"\xff\x00")
+    images = [import_image(store, ImportRequest(path=tree, name="step0"))]
+    steps = ["ls /n > /seen", "rm -r /n /bin/ls; mkdir /n; touch /n/a", "echo /n/* /bin/l* > /seen"]
+    for number, step in enumerate(steps):
+        context = context_of(tmp_path, f"FROM step{number}\nRUN {step}\n")
+        images.append(build(store, BuildRequest(context=context, name=f"step{number + 1}", cache=False)))
+        assert images[-1].layers[:-1] == images[-2].layers
+    assert b"raw \xff" in (store.mount(["step1"]).layer_paths[-1] / "seen").read_bytes()
+    assert (store.mount(["step3"]).layer_paths[-1] / "seen").read_text() == "/n/a /bin/l*\n"
+    assert os.getxattr(store.mount(["step3"]).layer_paths[0] / "bin/cat", "user.note") == b"\xff\x00"
