@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from dsec.base.clock import SystemClock
-from dsec.base.errors import InvalidStateError
+from dsec.base.errors import InvalidStateError, RuntimeFailedError
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import ExpiryAction, Lifetime, SandboxSpec, SandboxState
 from dsec.node.node import Node
@@ -124,6 +124,29 @@ async def test_without_limits_a_sandbox_lives(node: Node, host: MemoryHost) -> N
     await create(node, idle=None, maximum=None)
     assert await state_after(node, host, 1e9) is SandboxState.READY
     assert (await node.inspect(BOX)).expires_in_s is None
+
+
+async def test_an_expiry_that_fails_is_tried_again(
+    node: Node, host: MemoryHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(node)
+    instance = host.runtime.instance("sbx-box-g0")
+
+    async def fails() -> None:
+        raise RuntimeFailedError("stuck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(instance, "terminate", fails)
+        assert await state_after(node, host, 10.1) is SandboxState.STOPPING
+    assert await state_after(node, host, 60.0) is SandboxState.STOPPED
+
+
+async def test_many_changes_of_a_lifetime_leave_one_entry_each(node: Node) -> None:
+    await create(node)
+    for _ in range(50):
+        await node.rollback(BOX)
+        await node.extend(BOX, Lifetime(idle_timeout_s=20.0))
+    assert len(node._lifetimes._heap) <= 2
 
 
 async def test_the_maximum_holds_over_a_restart_and_the_idle_time_begins_anew(host: MemoryHost) -> None:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from dsec.base.errors import NodeUnavailableError, RuntimeFailedError, UnknownOutcomeError
-from dsec.model.process import CommandRequest, OutputEvent, ProcessState
+from dsec.model.process import CommandRequest, ErrorEvent, OutputEvent, ProcessState
 from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.node.node import Node
 from dsec.node.recovery import GONE
@@ -157,6 +157,20 @@ async def test_closing_ends_foreground_commands_with_an_error_that_may_be_retrie
     async with host.node() as node:
         assert (await node.inspect(BOX)).state is SandboxState.READY
         assert (await node.statistics(BOX)).processes == 1
+
+
+async def test_closing_tells_who_listens_to_a_background_process_and_leaves_it_running() -> None:
+    host = MemoryHost()
+    async with host.node() as node:
+        await node.create(SandboxSpec(), sandbox_id=BOX)
+        started = await node.start_process(BOX, sh("sleep 600"))
+        async with node.attach(BOX, started.process_id) as stream:
+            await node.aclose()
+            event = await anext(stream)
+            assert isinstance(event, ErrorEvent)
+            assert event.code == "node_unavailable"
+    async with host.node() as node:
+        assert (await node.list_processes(BOX))[0].state is ProcessState.RUNNING
 
 
 async def test_shutdown_can_destroy_everything() -> None:

@@ -7,7 +7,7 @@ import pytest
 from dsec.base.errors import CapabilityMissingError, HostDiskFullError, HostOutOfMemoryError, NodeUnavailableError
 from dsec.base.units import GIB, MIB
 from dsec.model.capability import Capability, CapabilityReport
-from dsec.model.sandbox import DEFAULT_RESOURCES, Network, Resources, SandboxSpec
+from dsec.model.sandbox import DEFAULT_RESOURCES, ExpiryAction, Lifetime, Network, Resources, SandboxSpec
 from dsec.node.admission import admit
 from dsec.node.settings import NodeSettings
 from dsec.node.validation import LIMIT_CAPABILITIES, merged_reports, resolve_spec
@@ -49,6 +49,13 @@ def test_network_rules_need_their_capability() -> None:
     with pytest.raises(CapabilityMissingError, match="network_allow"):
         resolve_spec(spec, "sbx-a", NodeSettings(), reports())
     assert resolve_spec(spec, "sbx-a", NodeSettings(), reports(Capability.NETWORK_ALLOW)).network == spec.network
+
+
+def test_a_lifetime_that_ends_in_a_pause_needs_its_capability() -> None:
+    spec = SandboxSpec(lifetime=Lifetime(on_expiry=ExpiryAction.PAUSE))
+    with pytest.raises(CapabilityMissingError, match="on_expiry needs pause"):
+        resolve_spec(spec, "sbx-a", NodeSettings(), reports())
+    assert resolve_spec(spec, "sbx-a", NodeSettings(), reports(Capability.PAUSE)).lifetime == spec.lifetime
 
 
 def test_a_capability_that_one_driver_has_is_there() -> None:

@@ -106,7 +106,7 @@ def _admit(core: Core) -> None:
     host = core.parts.host
     admit(
         core.settings,
-        live=core.registry.live_count(),
+        live=len(core.slots),
         free_disk_bytes=host.free_disk_bytes(),
         free_memory_bytes=host.free_memory_bytes(),
     )

@@ -16,15 +16,19 @@ import structlog
 
 from dsec.base.errors import DsecError, InvalidStateError
 from dsec.lifecycle.machine import Event, next_state
+from dsec.model.capability import Capability
 from dsec.model.sandbox import ExpiryAction, Lifetime, SandboxInfo, SandboxState
 from dsec.node.core import Core, shielded
 from dsec.node.ending import stop
 from dsec.node.sandbox import Sandbox
-from dsec.node.validation import check_lifetime
+from dsec.node.validation import check_lifetime, require_capability, require_pause
 
 _log = structlog.get_logger(__name__)
 _LONGEST_SLEEP_S = 60.0
 """The event loop's clock stops while the host is suspended and boot time does not: look at it now and then."""
+
+_RETRY_S = 30.0
+"""An expiry that failed is tried again; at once would be a busy loop."""
 
 
 class Lifetimes:
@@ -36,13 +40,16 @@ class Lifetimes:
         self._earlier = anyio.Event()
 
     def watch(self, sandbox: Sandbox) -> None:
-        """Begin to look at a sandbox, or look anew after its lifetime changed."""
+        """Look at a sandbox in time, also after its lifetime changed. Each has one entry, but for a moment."""
         due = self._next_look(sandbox)
-        sandbox.next_check_boot_s = due
-        if due is None:
-            return
-        heapq.heappush(self._heap, (due, sandbox.sandbox_id))
-        if self._heap[0][0] == due:
+        planned = sandbox.next_check_boot_s
+        if due is not None and (planned is None or due < planned):
+            self._plan(sandbox, due)
+
+    def _plan(self, sandbox: Sandbox, when: float) -> None:
+        sandbox.next_check_boot_s = when
+        heapq.heappush(self._heap, (when, sandbox.sandbox_id))
+        if self._heap[0][0] == when:
             self._earlier.set()
 
     def _next_look(self, sandbox: Sandbox) -> float | None:
@@ -70,7 +77,10 @@ class Lifetimes:
         while self._heap and self._heap[0][0] <= now:
             when, sandbox_id = heapq.heappop(self._heap)
             sandbox = self._core.registry.get(sandbox_id)
-            if sandbox is None or sandbox.next_check_boot_s != when or sandbox.generation is None:
+            if sandbox is None or sandbox.next_check_boot_s != when:
+                continue
+            sandbox.next_check_boot_s = None
+            if sandbox.generation is None:
                 continue
             look = self._next_look(sandbox)
             if look is not None and look <= now:
@@ -96,11 +106,13 @@ class Lifetimes:
             await stop(self._core, sandbox, cause)
         except DsecError as error:
             _log.error("expiry_failed", sandbox_id=sandbox.sandbox_id, error=str(error))
+            self._plan(sandbox, now + _RETRY_S)
 
     async def extend(self, sandbox: Sandbox, lifetime: Lifetime) -> SandboxInfo:
         """Replace the lifetime; both clocks start again from now."""
         check_lifetime(lifetime)
         core = self._core
+        require_pause(lifetime, core.reports)
         async with sandbox.transition:
             if sandbox.generation is None:
                 raise sandbox.unusable()
@@ -120,6 +132,7 @@ class Lifetimes:
 
 async def pause(core: Core, sandbox: Sandbox, *, only_if_idle: bool = False) -> None:
     """Freeze a sandbox. Memory says `paused` first, so that operations that come now wait and then resume it."""
+    require_capability(Capability.PAUSE, "pausing", core.reports)
     async with sandbox.transition:
         if sandbox.state is SandboxState.PAUSED or (only_if_idle and sandbox.active):
             return

@@ -108,9 +108,12 @@ class Node:
     async def aclose(self) -> None:
         """Take no more requests and end those under way with `NodeUnavailableError`. Sandboxes live on. Idempotent."""
         self._core.closing = True
+        error = NodeUnavailableError("the node is shutting down")
         for sandbox in self._core.registry:
             if sandbox.generation is not None:
-                sandbox.generation.interrupt(NodeUnavailableError("the node is shutting down"))
+                sandbox.generation.interrupt(error)
+            for process in sandbox.processes.values():
+                process.end(error)
 
     async def shutdown(self, *, destroy: bool = False) -> None:
         """Close the node; with `destroy` stop every sandbox first."""

@@ -10,8 +10,6 @@ from dsec.model.sandbox import SandboxFilter, SandboxState
 from dsec.node.sandbox import Sandbox
 from dsec.stores.port import REMEMBERED_IDS
 
-_OVER = frozenset({SandboxState.STOPPED, SandboxState.FAILED})
-
 
 class Registry:
     """Find sandboxes. Removed ids are remembered (the last 65,536), so that removing twice is removing once."""
@@ -54,9 +52,6 @@ class Registry:
     def was_known(self, sandbox_id: str) -> bool:
         """Whether this node once had the id: it removed it, or it names this node and so was made here."""
         return sandbox_id in self._removed or sandbox_id.startswith(self._own_prefix)
-
-    def live_count(self) -> int:
-        return sum(1 for sandbox in self._sandboxes.values() if sandbox.state not in _OVER)
 
     def select(self, query: SandboxFilter) -> list[Sandbox]:
         """Return the sandboxes that fit, the oldest first."""

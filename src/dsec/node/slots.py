@@ -23,6 +23,10 @@ class HostIdSlots:
     def taken(self) -> frozenset[int]:
         return frozenset(self._taken)
 
+    def __len__(self) -> int:
+        """How many are taken."""
+        return len(self._taken)
+
     def take(self) -> int:
         """Return the lowest free slot. Raises `NodeUnavailableError` when there is none."""
         while self._free and self._free[0] in self._taken:

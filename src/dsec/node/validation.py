@@ -13,7 +13,7 @@ from dsec.base.units import KIB, MIB, format_size
 from dsec.model.capability import Capability, CapabilityReport
 from dsec.model.files import MAXIMUM_PATH_BYTES
 from dsec.model.process import CommandRequest, TerminalSize
-from dsec.model.sandbox import MINIMUM_MEMORY_BYTES, Lifetime, Resources, SandboxSpec
+from dsec.model.sandbox import MINIMUM_MEMORY_BYTES, ExpiryAction, Lifetime, Resources, SandboxSpec
 from dsec.node.settings import NodeSettings
 
 MAXIMUM_METADATA_PAIRS = 64
@@ -220,6 +220,7 @@ def resolve_spec(spec: SandboxSpec, sandbox_id: str, settings: NodeSettings, rep
     """
     if spec.network.rules:
         require_capability(Capability.NETWORK_ALLOW, "network.rules", reports)
+    require_pause(spec.lifetime, reports)
     limits: dict[str, int | None] = {"open_files": spec.resources.open_files or settings.default_open_files}
     for name, capability in LIMIT_CAPABILITIES.items():
         asked = getattr(spec.resources, name)
@@ -236,6 +237,12 @@ def resolve_spec(spec: SandboxSpec, sandbox_id: str, settings: NodeSettings, rep
 def _available(capability: Capability, reports: Reports) -> bool:
     report = reports.get(capability)
     return report is not None and report.available
+
+
+def require_pause(lifetime: Lifetime, reports: Reports) -> None:
+    """Refuse a lifetime that ends in a pause where nothing can be paused."""
+    if lifetime.on_expiry is ExpiryAction.PAUSE:
+        require_capability(Capability.PAUSE, "lifetime.on_expiry", reports)
 
 
 def require_capability(capability: Capability, field: str, reports: Reports) -> None:
