@@ -22,6 +22,7 @@ from dsec.model.process import CommandRequest, ProcessState, SessionCommand, Ses
 from dsec.model.sandbox import Resources, SandboxSpec, SandboxState
 from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
+from dsec.runtimes.memory_process import MemoryProcess
 from dsec.runtimes.port import Process, SpawnRequest
 from dsec.testing.faults import check_no_leak
 from dsec.testing.memory_node import MemoryHost
@@ -157,6 +158,21 @@ async def test_sessions_are_bounded_and_those_that_are_over_make_room(node: Node
         await node.open_session(BOX, SessionRequest())
     await node.run_in_session(BOX, session.session_id, SessionCommand(script="exit 0"))
     await node.open_session(BOX, SessionRequest())
+
+
+async def test_a_rollback_lets_go_of_the_descriptors_of_sessions(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    close = MemoryProcess.close
+
+    async def noted(process: MemoryProcess) -> None:
+        closed.append(process.process_id)
+        await close(process)
+
+    monkeypatch.setattr(MemoryProcess, "close", noted)
+    session = await node.open_session(BOX, SessionRequest())
+    shell = node._core.registry.find(BOX).sessions[session.session_id]._process.process_id
+    await node.rollback(BOX)
+    await until(lambda: shell in closed)
 
 
 async def test_cancelling_a_script_closes_its_session(node: Node) -> None:

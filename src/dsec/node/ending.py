@@ -22,7 +22,7 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
 
     The slot is freed last, when no process can hold an id of it any more.
     """
-    end_use(sandbox, error)
+    end_use(core, sandbox, error)
     record = sandbox.record
     if sandbox.generation is not None:
         await sandbox.generation.instance.terminate()
@@ -39,7 +39,7 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
     core.slots.release(record.slot)
 
 
-def end_use(sandbox: Sandbox, error: DsecError) -> None:
+def end_use(core: Core, sandbox: Sandbox, error: DsecError) -> None:
     """End what uses the current generation with `error`, without touching its processes."""
     if sandbox.watch_scope is not None:
         sandbox.watch_scope.cancel()
@@ -49,7 +49,8 @@ def end_use(sandbox: Sandbox, error: DsecError) -> None:
     for process in sandbox.processes.values():
         process.end(error)
     for session in sandbox.sessions.values():
-        session.end()
+        session.over = True
+        core.supervisor.start(f"let go of {session.session_id}", session.release)
     sandbox.processes = {}
     sandbox.sessions = {}
 

@@ -81,7 +81,7 @@ async def _roll_back(core: Core, sandbox: Sandbox, snapshot: str | None) -> None
 
 async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord) -> None:
     old = sandbox.running()
-    end_use(sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was rolled back"))
+    end_use(core, sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was rolled back"))
     await old.instance.terminate()
     sandbox.instances.discard(old.instance.instance_id)
     sandbox.generation = None

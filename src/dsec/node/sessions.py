@@ -119,9 +119,9 @@ class Session:
     def info(self) -> SessionInfo:
         return SessionInfo(session_id=self.session_id, shell=self.shell, cwd=self.cwd)
 
-    def end(self) -> None:
-        """Its generation ends; the processes are somebody else's to end."""
-        self.over = True
+    async def release(self) -> None:
+        """Let go of a shell whose generation ends; its processes are somebody else's to end."""
+        await self._process.close()
 
     async def close(self) -> None:
         """Kill what it runs and let go."""
