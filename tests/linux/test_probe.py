@@ -207,6 +207,10 @@ def test_inotify_names_the_limits_that_are_low() -> None:
     assert "max_user_watches" not in finding.resolution
 
 
+def test_root_is_a_user_id_and_the_right_to_mount() -> None:
+    assert probe_kernel.root().present is (os.geteuid() == 0 and probe_kernel._has_capability(21))
+
+
 def test_open_files_compares_with_the_hard_limit() -> None:
     assert probe_kernel.open_files(1).present
     assert not probe_kernel.open_files(1 << 40).present

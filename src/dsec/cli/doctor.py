@@ -90,7 +90,7 @@ def _table(title: str, results: Sequence[Result]) -> Any:
 
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("", "what", "seen", "enables"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for result in results:
         mark = Text("✓", "green") if result.finding.present else Text("✗", _color(result))
         table.add_row(mark, result.check.title, Text(result.finding.seen), result.check.enables)

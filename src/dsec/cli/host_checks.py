@@ -142,6 +142,10 @@ _CGROUPS = (
 
 _ISOLATION = (
     Check(
+        name="root", title="root", need=Need.NEEDED, resolution="run the node as root, for example by a system service",
+        enables="mounting layers and mapping ids", probe=probe_kernel.root,
+    ),
+    Check(
         name="user_namespace", title="user namespaces", need=Need.NEEDED,
         resolution="sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=100000",
         enables="root in a sandbox that is nobody outside", probe=partial(trial, "user_namespace"),

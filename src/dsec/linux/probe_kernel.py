@@ -26,6 +26,7 @@ _PR_SCHED_CORE_CREATE = 1
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 _KVM_GET_API_VERSION = 0xAE00
+_CAP_SYS_ADMIN = 21
 _CAP_SYS_RESOURCE = 24
 
 
@@ -40,6 +41,13 @@ def kernel() -> Finding:
     """Which kernel is this?"""
     system = os.uname()
     return found(f"{system.sysname} {system.release} {system.machine}")
+
+
+def root() -> Finding:
+    """Is this user root, with the right to mount?"""
+    if os.geteuid():
+        return missing(f"user id {os.geteuid()}")
+    return found("root") if _has_capability(_CAP_SYS_ADMIN) else missing("root without CAP_SYS_ADMIN")
 
 
 def user_namespace_limit() -> Finding:
