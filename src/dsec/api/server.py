@@ -111,8 +111,8 @@ def _bind_tcp(address: TcpAddress) -> socket.socket:
             detail=str(error),
             resolution="choose another port, or end what listens there",
         ) from error
-    # Accepted sockets inherit it. asyncio sets it only for sockets made with an explicit protocol, which this one is not:
-    # without it an answer's body would wait for the client's delayed acknowledgement of its head (40 ms).
+    # Accepted sockets inherit it. asyncio sets it only for sockets made with an explicit protocol, which this one is
+    # not: without it an answer's body would wait for the client's delayed acknowledgement of its head (40 ms).
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
