@@ -24,7 +24,9 @@ def obtain_token(path: Path) -> str:
     except FileNotFoundError:
         return _make(path)
     except OSError as error:
-        raise InvalidRequestError(f"{path}: {error.strerror}", resolution="the token must be a file of yours") from error
+        raise InvalidRequestError(
+            f"{path}: {error.strerror}", resolution="the token must be a file of yours"
+        ) from error
 
 
 def _read(path: Path) -> str:
