@@ -19,7 +19,7 @@ from dsec.node.core import Core
 from dsec.node.ending import fail, take_apart, watch
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.processes import take_over
-from dsec.node.rollback import checkpoint_prefix, make_layer, next_generation
+from dsec.node.rollback import checkpoint_owner, make_layer, next_generation
 from dsec.node.sandbox import Generation, Sandbox, instance_name
 from dsec.stores.port import ProcessRecord, SandboxRecord
 
@@ -38,6 +38,7 @@ class Recovery:
         self._processes: dict[str, list[ProcessRecord]] = defaultdict(list)
         self._instances: set[str] = set()
         self._layers: set[str] = set()
+        self._checkpoints: dict[str, set[str]] = defaultdict(set)
 
     async def run(self) -> None:
         parts = self._core.parts
@@ -48,6 +49,10 @@ class Recovery:
             self._processes[process.sandbox_id].append(process)
         self._instances = set(await parts.runtime.instances())
         self._layers = set(parts.layers.names())
+        for name in self._layers:
+            owner = checkpoint_owner(name)
+            if owner is not None:
+                self._checkpoints[owner].add(name)
         for record in content.sandboxes:
             if record.state not in _OVER and record.state not in _NEVER_ACKNOWLEDGED:
                 self._core.slots.claim(record.slot)
@@ -92,8 +97,7 @@ class Recovery:
 
     async def _revive(self, sandbox: Sandbox) -> None:
         """Adopt a sandbox, or go the rest of the way of its rollback."""
-        prefix = checkpoint_prefix(sandbox.sandbox_id)
-        sandbox.checkpoints = {name for name in self._layers if name.startswith(prefix)}
+        sandbox.checkpoints = self._checkpoints[sandbox.sandbox_id]
         if sandbox.state is SandboxState.ROLLING_BACK:
             await self._finish_rollback(sandbox)
         else:

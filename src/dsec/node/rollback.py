@@ -21,10 +21,14 @@ from dsec.node.sandbox import Sandbox, instance_name
 from dsec.node.validation import require_capability
 from dsec.stores.port import SandboxRecord
 
+_CHECKPOINT_MARK = "-C"
+"""Stands between a sandbox's id and the rest of a checkpoint's name; the capital cannot stand in any sandbox id."""
 
-def checkpoint_prefix(sandbox_id: str) -> str:
-    """What the names of a sandbox's checkpoints begin with; the capital cannot stand in any sandbox id."""
-    return f"{sandbox_id}-C"
+
+def checkpoint_owner(name: str) -> str | None:
+    """Return the id of the sandbox whose checkpoint has this name; None for the name of another layer."""
+    owner, mark, _ = name.partition(_CHECKPOINT_MARK)
+    return owner if mark else None
 
 
 async def checkpoint(core: Core, sandbox: Sandbox) -> str:
@@ -32,7 +36,7 @@ async def checkpoint(core: Core, sandbox: Sandbox) -> str:
     require_capability(Capability.CHECKPOINT, "a checkpoint", core.reports)
     async with sandbox.transition:
         sandbox.running()
-        name = checkpoint_prefix(sandbox.sandbox_id) + random_body(6, core.parts.random_bytes)
+        name = f"{sandbox.sandbox_id}{_CHECKPOINT_MARK}{random_body(6, core.parts.random_bytes)}"
         core.parts.layers.checkpoint(sandbox.record.layer, name)
         sandbox.checkpoints.add(name)
         return name

@@ -15,6 +15,8 @@ from dsec.runtimes.port import Instance
 from dsec.stores.port import SandboxRecord
 
 _NEWS_OF_DEATH_S = 0.05
+_STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""For images that set none, such as those imported from a directory: without it no program would be found by name."""
 
 if TYPE_CHECKING:
     from dsec.node.processes import BackgroundProcess
@@ -95,7 +97,7 @@ class Generation:
 
 
 def _environment(record: SandboxRecord) -> dict[str, str]:
-    env = {**record.image_config.env, **record.spec.env}
+    env = {"PATH": _STANDARD_PATH, **record.image_config.env, **record.spec.env}
     if record.spec.seed is not None:
         env["DSEC_SEED"] = str(record.spec.seed)
         env["PYTHONHASHSEED"] = str(record.spec.seed % 2**32)
