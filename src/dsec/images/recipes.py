@@ -51,7 +51,6 @@ RECIPES: Mapping[str, tuple[DebianRecipe, ImageConfig]] = {
         ImageConfig(
             env={
                 "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                "HOME": "/root",
                 "LANG": "C.UTF-8",
             },
             workdir="/home/user",
