@@ -26,7 +26,6 @@ from dsec.base.errors import (
 from dsec.model.process import (
     CommandRequest,
     CommandResult,
-    ErrorEvent,
     ExitEvent,
     ExitStatus,
     OutputEvent,
@@ -350,5 +349,3 @@ async def test_shutdown_lets_a_unary_request_finish_and_ends_the_rest(standin: S
         await service.aclose()
     assert results[0] == "sbx-1"
     assert results[1] in (UnknownOutcomeError, DsecError, NodeUnavailableError)
-
-

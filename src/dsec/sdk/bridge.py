@@ -15,13 +15,13 @@ import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskStatus
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 P = ParamSpec("P")
@@ -33,49 +33,65 @@ EXIT_TIMEOUT_S = 20.0
 
 
 class _Background:
-    """The loop thread of this process."""
+    """The loop thread of this process.
+
+    `anyio.from_thread.start_blocking_portal` is not used: it is a generator, and dropping one in a forked child runs
+    its clean-up there, which waits for a thread that only the parent has.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._portal: BlockingPortal | None = None
-        self._context: AbstractContextManager[BlockingPortal] | None = None
-        self._at_exit: list[Callable[[], None]] = []
+        self._thread: threading.Thread | None = None
+        self._at_exit: set[Callable[[], None]] = set()
         self._registered = False
 
     def portal(self) -> BlockingPortal:
         with self._lock:
             if self._portal is None:
-                self._start()
-            return cast(BlockingPortal, self._portal)
+                self._portal = self._start()
+            return self._portal
 
-    def _start(self) -> None:
+    def _start(self) -> BlockingPortal:
         if not self._registered:
             self._registered = True
             os.register_at_fork(after_in_child=self._forget)
             atexit.register(self._close)
-        options = {"use_uvloop": True}
-        self._context = start_blocking_portal("asyncio", options, name="dsec")
-        self._portal = self._context.__enter__()
+        ready: Future[BlockingPortal] = Future()
+        self._thread = threading.Thread(target=_run_loop, args=(ready,), name="dsec", daemon=True)
+        self._thread.start()
+        return ready.result()
 
     def before_exit(self, action: Callable[[], None]) -> None:
-        """Do this before the loop ends."""
-        self._at_exit.append(action)
+        """Do this before the loop ends; once, however often it is asked for."""
+        self._at_exit.add(action)
 
     def _forget(self) -> None:
         """In a forked child: the thread is the parent's."""
         self._lock = threading.Lock()
         self._portal = None
-        self._context = None
+        self._thread = None
         self._at_exit.clear()
 
     def _close(self) -> None:
-        if self._portal is None or self._context is None:
+        portal, thread = self._portal, self._thread
+        if portal is None or thread is None:
             return
-        for action in self._at_exit:
+        for action in tuple(self._at_exit):
             action()
         self._at_exit.clear()
-        context, self._context, self._portal = self._context, None, None
-        context.__exit__(None, None, None)
+        self._portal = None
+        portal.call(portal.stop, True)
+        thread.join(EXIT_TIMEOUT_S)
+
+
+def _run_loop(ready: Future[BlockingPortal]) -> None:
+    async def main() -> None:
+        async with BlockingPortal() as portal:
+            ready.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    anyio.run(main, backend_options={"use_uvloop": True})
 
 
 background = _Background()
@@ -109,11 +125,11 @@ class Held(Generic[V, T]):
 
     def __init__(self, manager: AbstractAsyncContextManager[V], items: Callable[[V], AsyncIterable[T]]) -> None:
         self._items = items
-        self._scope = anyio.CancelScope()
         self._complete = False
         self.value: V
         self._received: MemoryObjectReceiveStream[T]
         self._future: Future[Any]
+        self._scope: anyio.CancelScope
         self._future, (self.value, self._received) = background.portal().start_task(self._hold, manager)
 
     async def _hold(
@@ -123,6 +139,7 @@ class Held(Generic[V, T]):
         task_status: TaskStatus[tuple[V, MemoryObjectReceiveStream[T]]],
     ) -> None:
         send, receive = anyio.create_memory_object_stream[T](0)
+        self._scope = anyio.CancelScope()
         async with manager as value:
             task_status.started((value, receive))
             with send, receive, self._scope:

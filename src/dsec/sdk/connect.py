@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 
 from dsec.base.errors import NodeUnavailableError, StateLockedError
+from dsec.node.settings import NodeSettings
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
 from dsec.service.port import SandboxService
@@ -48,8 +49,21 @@ async def open_service(
         async with _open_http(endpoint) as service:
             yield service
         return
+    from dsec.sdk.embedded import settings_of
+
+    async with open_local(settings_of(state_dir)) as service:
+        yield service
+
+
+@asynccontextmanager
+async def open_local(settings: NodeSettings) -> AsyncIterator[SandboxService]:
+    """Talk to the node of this host where one runs, and otherwise be it until the context ends. Sandboxes stay.
+
+    Raises:
+        NodeUnavailableError: a node holds the state directory and does not answer.
+    """
     async with AsyncExitStack() as stack:
-        yield await _enter_local(stack, state_dir)
+        yield await _enter_local(stack, settings)
 
 
 @asynccontextmanager
@@ -62,10 +76,9 @@ async def _open_http(endpoint: Endpoint) -> AsyncIterator[HttpService]:
             await service.aclose()
 
 
-async def _enter_local(stack: AsyncExitStack, state_dir: str | Path | None) -> SandboxService:
-    from dsec.sdk.embedded import open_node, settings_of
+async def _enter_local(stack: AsyncExitStack, settings: NodeSettings) -> SandboxService:
+    from dsec.sdk.embedded import open_node
 
-    settings = settings_of(state_dir)
     directory = Path(settings.state_dir)
     # Not a cancel scope: a node that is opened inside one could not outlive it.
     deadline = anyio.current_time() + START_TIMEOUT_S
