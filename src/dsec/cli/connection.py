@@ -15,11 +15,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError, PlatformError
 from dsec.cli.context import Options
 from dsec.cli.output import note
-from dsec.sdk.connect import answers
+from dsec.cli.settings import load
+from dsec.sdk.connect import answers, open_local
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
 from dsec.service.port import SandboxService
@@ -53,6 +55,22 @@ async def open_service(options: Options) -> AsyncIterator[SandboxService]:
     finally:
         with anyio.CancelScope(shield=True), anyio.move_on_after(5):
             await service.aclose()
+
+
+@asynccontextmanager
+async def open_service_inside(options: Options) -> AsyncIterator[SandboxService]:
+    """As `open_service`, but where no node runs, be the node until the context ends: long work saves every hop to it.
+
+    Raises:
+        As `open_service`.
+    """
+    if options.url or os.geteuid() != 0:
+        async with open_service(options) as service:
+            yield service
+        return
+    loaded = load(options)
+    async with open_local(msgspec.structs.replace(loaded.settings, state_dir=str(loaded.state_dir))) as service:
+        yield service
 
 
 async def start_node(options: Options, state_dir: Path) -> None:

@@ -23,6 +23,12 @@ def _open(options: Options) -> AbstractAsyncContextManager[SandboxService]:
     return open_service(options)
 
 
+def _open_inside(options: Options) -> AbstractAsyncContextManager[SandboxService]:
+    from dsec.cli.connection import open_service_inside
+
+    return open_service_inside(options)
+
+
 @dataclass(slots=True)
 class Options:
     """The global options. `opener` decides what service commands talk to; a program that embeds the command line
@@ -47,11 +53,17 @@ class Options:
 
         return load(self).state_dir
 
-    def run(self, act: Callable[[SandboxService], Awaitable[T]]) -> T:
-        """Open the service, run `act` with it, and return its result."""
+    def run(self, act: Callable[[SandboxService], Awaitable[T]], *, node_inside: bool = False) -> T:
+        """Open the service, run `act` with it, and return its result.
+
+        Args:
+            act: what to do.
+            node_inside: where no node runs, be it meanwhile instead of starting one in the background.
+        """
+        opener = _open_inside if node_inside and self.opener is _open else self.opener
 
         async def opened() -> T:
-            async with self.opener(self) as service:
+            async with opener(self) as service:
                 return await act(service)
 
         return self.run_alone(opened)

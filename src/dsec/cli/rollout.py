@@ -93,7 +93,7 @@ def run(
             environ=dict(os.environ),
         ),
     )
-    end = options.run(_Job(options, request).run)
+    end = options.run(_Job(options, request).run, node_inside=True)
     print_summary(end.summary, read_results(request.out)[1], as_json=as_json)
     note_report(request.out)
     if end.interrupted:
