@@ -338,7 +338,7 @@ async def test_shutdown_lets_a_unary_request_finish_and_ends_the_rest(standin: S
             results.append(type(error))
 
     with anyio.fail_after(20):
-        async with anyio.create_task_group() as group:
+        async with anyio.create_task_group() as group:  # noqa: SIM117 - the server ends first.
             async with serve(standin, tcp=TcpAddress(token=TOKEN), limits=Limits(grace_s=1)) as serving:  # type: ignore[arg-type]
                 service = HttpService(Endpoint(url=serving.url, token=TOKEN))
                 group.start_soon(stop, service)

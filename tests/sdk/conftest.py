@@ -9,10 +9,22 @@ from pathlib import Path
 
 import pytest
 from anyio.from_thread import start_blocking_portal
-from sdk_fakes import memory_node
 
 from dsec.api.server import serve
+from dsec.base.clock import SystemClock
+from dsec.node import builder
+from dsec.node.lock import hold_state
+from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
+from dsec.testing.memory_node import MemoryHost
+
+
+@asynccontextmanager
+async def memory_node(settings: NodeSettings) -> AsyncIterator[Node]:
+    """Do what `dsec.node.builder.open_node` does, with fakes."""
+    with hold_state(Path(settings.state_dir)):
+        async with Node.open(MemoryHost().parts(clock=SystemClock())) as node:
+            yield node
 
 
 @pytest.fixture
@@ -32,3 +44,11 @@ async def _serving(path: Path) -> AsyncIterator[str]:
 def server_url(state_dir: Path) -> Iterator[str]:
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(_serving(state_dir)) as url:
         yield url
+
+
+@pytest.fixture
+def embedded_fakes(monkeypatch: pytest.MonkeyPatch, state_dir: Path) -> None:
+    """Let an embedded node be one of fakes, in `state_dir`."""
+    monkeypatch.setattr(builder, "open_node", memory_node)
+    monkeypatch.delenv("DSEC_URL", raising=False)
+    monkeypatch.setenv("DSEC_STATE_DIR", str(state_dir))

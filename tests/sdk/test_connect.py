@@ -5,25 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sdk_fakes import memory_node
 
 from dsec import AsyncClient, AsyncSandbox
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError
-from dsec.node import builder
 from dsec.node.node import Node
 from dsec.sdk.connect import answers, endpoint_from, open_service
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
 from dsec.sdk.keeping import close_shared_service
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(autouse=True)
-def _fakes(monkeypatch: pytest.MonkeyPatch, state_dir: Path) -> None:
-    monkeypatch.setattr(builder, "open_node", memory_node)
-    monkeypatch.delenv("DSEC_URL", raising=False)
-    monkeypatch.setenv("DSEC_STATE_DIR", str(state_dir))
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("embedded_fakes")]
 
 
 def test_the_environment_names_a_server_and_arguments_overrule_it() -> None:
