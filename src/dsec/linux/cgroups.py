@@ -278,6 +278,11 @@ class Cgroups:
             return 0
         return _keyed(self._v1["memory"] / group / "memory.oom_control").get("oom_kill", 0)
 
+    def process_limit_hits(self, group: str) -> int:
+        """How often a fork failed because the group held as many processes as it may."""
+        root = self._unified if self.mode is CgroupMode.UNIFIED else self._v1.get("pids", self._unified)
+        return _keyed(root / group / "pids.events").get("max", 0)
+
     def is_populated(self, group: str, child: str | None = None) -> bool:
         """Whether any process is in the group or below it; False when the group does not exist."""
         return "populated 1" in (_read(self._events(group, child)) or "")

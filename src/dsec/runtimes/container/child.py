@@ -19,6 +19,9 @@ _FIRST_SAFE_DESCRIPTOR = 64
 """Descriptors handed to a child are first moved up here, so that placing one never overwrites another."""
 
 
+_SIGNALS = signal.valid_signals()
+"""All get their default action in a child: Python ignores some (SIGPIPE, SIGXFSZ), and guests would inherit that."""
+
 GATE_DESCRIPTOR = 9
 _GATE = 'read -r _ <&9 && exec 9<&- && exec "$@"'
 """Runs a program once a line arrives on descriptor 9; when whoever would write it has died, not at all."""
@@ -67,7 +70,7 @@ class HostChild:
                 file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in moved.items()],
                 setsid=True,
                 setsigmask=(),
-                setsigdef=(signal.SIGPIPE, signal.SIGINT, signal.SIGTERM),
+                setsigdef=_SIGNALS,
             )
         finally:
             for source in moved.values():

@@ -109,6 +109,14 @@ def classify(message: str, *, program: str = "", cwd: str = "") -> DsecError:
     return RuntimeFailedError("the OCI runtime failed", detail=message)
 
 
+def process_limit_error() -> SandboxProcessLimitError:
+    """Return the error for a start that failed without words because no process could be made."""
+    return SandboxProcessLimitError(
+        "the sandbox has as many processes as it may",
+        resolution="end some of them, or create it with a higher pids limit",
+    )
+
+
 def host_error(error: OSError, brief: str) -> DsecError:
     """Return what an error of the host's own kernel stands for."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -54,6 +54,9 @@ class CommandGroup:
     def oom_kills(self) -> int:
         return self._cgroups.oom_kills(self._instance_id)
 
+    def process_limit_was_hit(self) -> bool:
+        return self._cgroups.process_limit_hits(self._instance_id) > 0
+
     async def kill(self) -> None:
         """Kill everything in the group and return when it is seen to be gone."""
         self._cgroups.kill(self._instance_id, self.process_id)
@@ -92,7 +95,7 @@ def _signal_child(parent: int, number: int) -> bool:
             continue
         try:
             # Looked at again: the pid could have passed to somebody else before the descriptor was opened.
-            if pid in _children(parent) and _is_filtered(pid):
+            if pid in _children(parent) and _is_guest(pid, parent):
                 signal.pidfd_send_signal(pidfd, number)
                 return True
         except ProcessLookupError:
@@ -102,11 +105,13 @@ def _signal_child(parent: int, number: int) -> bool:
     return False
 
 
-def _is_filtered(pid: int) -> bool:
-    """Whether a process has its system call filter: loading it is the last thing that a runtime does before execve."""
+def _is_guest(pid: int, runtime: int) -> bool:
+    """Whether a runtime's child runs the guest's program: it has its filter (loaded last of all before execve), and its
+    program is not the runtime itself."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            return "\nSeccomp:\t2\n" in file.read()
+            is_filtered = "\nSeccomp:\t2\n" in file.read()
+        return is_filtered and not os.path.samefile(f"/proc/{pid}/exe", f"/proc/{runtime}/exe")
     except OSError:
         return False
 

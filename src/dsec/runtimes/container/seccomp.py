@@ -2,9 +2,10 @@
 
 The profile file (``/usr/share/containers/seccomp.json``, from Debian's ``golang-github-containers-common`` or
 ``containers-common``) has rules that depend on the architecture and on granted capabilities. The OCI runtime wants them
-decided; `specialise` does that. Two families that the profile leaves open are closed on top, because a guest needs
-them only to widen the kernel's attack surface: making namespaces and mounts (a nested user namespace would hand
-the guest every capability again), and io_uring (its operations pass no filter).
+decided; `specialise` does that. Three families that the profile leaves open are closed on top, because a guest
+needs them only to widen the kernel's attack surface: making namespaces and mounts (a nested user namespace would hand
+the guest every capability again), io_uring (its operations pass no filter), and keyrings (kept by the kernel, past the
+end of a process).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dsec.base.errors import CapabilityMissingError
 PROFILE_PATHS = (Path("/usr/share/containers/seccomp.json"), Path("/etc/containers/seccomp.json"))
 
 _REMOVED = frozenset(
-    """clone clone3 fsconfig fsmount fsopen fspick io_uring_enter io_uring_register io_uring_setup mount mount_setattr
-    move_mount open_tree pivot_root setns umount umount2 unshare""".split()
+    """add_key clone clone3 fsconfig fsmount fsopen fspick io_uring_enter io_uring_register io_uring_setup keyctl mount
+    mount_setattr move_mount open_tree pivot_root request_key setns umount umount2 unshare""".split()
 )
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET (clone(2) cannot make time namespaces)."""

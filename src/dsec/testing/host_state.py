@@ -1,0 +1,87 @@
+"""What one node has on a host, so that tests can see that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.linux import mounts
+
+
+@dataclass(frozen=True, slots=True)
+class HostState:
+    """A reading.
+
+    Attributes:
+        mounts: mount points below the node's run directory.
+        groups: the node's control groups, in every hierarchy.
+        processes: pids and command lines of processes in those groups or started for that run directory. Those that
+            have ended and only wait for the host's init to take note have no command line any more, and do not count.
+        run_entries: names in the run directory.
+        descriptors: what this process has open, by kind; sockets and pipes are counted.
+    """
+
+    mounts: frozenset[str]
+    groups: frozenset[str]
+    processes: frozenset[str]
+    run_entries: frozenset[str]
+    descriptors: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def read(cls, node_id: str, run_directory: Path) -> HostState:
+        """Read everything that carries the node's name."""
+        return cls(
+            mounts=frozenset(entry.target for entry in mounts.mounts_under(run_directory)),
+            groups=frozenset(_groups(node_id)),
+            processes=frozenset(_processes(node_id, run_directory)),
+            run_entries=frozenset(os.listdir(run_directory)) if run_directory.is_dir() else frozenset(),
+            descriptors=_descriptors(),
+        )
+
+
+def assert_no_leaks(before: HostState, after: HostState) -> None:
+    """Fail when `after` holds anything that `before` did not."""
+    for name in ("mounts", "groups", "processes", "run_entries"):
+        extra = getattr(after, name) - getattr(before, name)
+        assert not extra, f"left behind: {name}: {sorted(extra)}"
+    known = dict(before.descriptors)
+    more = {kind: (known.get(kind, 0), count) for kind, count in after.descriptors if count > known.get(kind, 0)}
+    assert not more, f"descriptors left open (kind: before, after): {more}"
+
+
+def _groups(node_id: str) -> list[str]:
+    roots = {entry.target for entry in mounts.mount_table() if entry.kind in ("cgroup", "cgroup2")}
+    tops = (Path(root) / "dsec" / node_id for root in roots)
+    return [str(path) for top in tops if top.is_dir() for path in top.rglob("*") if path.is_dir()]
+
+
+def _processes(node_id: str, run_directory: Path) -> list[str]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            command, groups = _read(f"/proc/{entry}/cmdline"), _read(f"/proc/{entry}/cgroup")
+            if int(entry) == os.getpid() or not command:
+                continue
+            if f"/dsec/{node_id}/" in groups or f"{run_directory}/" in command:
+                found.append(f"{entry} {command.replace(chr(0), ' ')}")
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _descriptors() -> tuple[tuple[str, int], ...]:
+    counts: dict[str, int] = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:
+            continue
+        kind = target.partition(":[")[0] if ":[" in target else target
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(sorted(counts.items()))
