@@ -1,6 +1,7 @@
-"""Take away what a node keeps on its host between its lives: the mounts of its state directory and its control groups.
+"""Take away what a node keeps on its host between its lives: the mounts of its state directory, its control groups and
+its run directory.
 
-A node that ends leaves both, because sandboxes live on in them. When all sandboxes were destroyed nobody needs them,
+A node that ends leaves them, because sandboxes live on in them. When all sandboxes were destroyed nobody needs them,
 and the next node makes them again.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from dsec.linux.cgroups import CgroupMounts
 from dsec.linux.mounts import mounts_under, unmount
 from dsec.node.lock import hold_state, node_id
+from dsec.runtimes.container.runtime import RUN_DIRECTORY
 
 
 def leave_host(state_dir: Path) -> tuple[str, ...]:
@@ -23,7 +25,10 @@ def leave_host(state_dir: Path) -> tuple[str, ...]:
     """
     with hold_state(state_dir):
         busy = tuple(entry.target for entry in mounts_under(state_dir) if not _unmounted(entry.target))
-        _remove_groups(node_id(state_dir, os.urandom))
+        node = node_id(state_dir, os.urandom)
+        _remove_groups(node)
+        with suppress(OSError):  # One that still holds something stays.
+            (RUN_DIRECTORY / node).rmdir()
     return busy
 
 

@@ -1,14 +1,19 @@
-"""What inodes carry beside their mode: attribute flags (ioctl_iflags(2)) and shared extents (ioctl_ficlone(2))."""
+"""What inodes carry beside their mode: attribute flags (ioctl_iflags(2)), shared extents (ioctl_ficlone(2)) and holes
+(fallocate(2))."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import struct
 
+from dsec.linux.syscalls import libc_call
+
 _GETFLAGS = 0x80086601
 _SETFLAGS = 0x40086602
 _FICLONE = 0x40049409
+_KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 
 APPEND = 0x20
 IMMUTABLE = 0x10
@@ -36,6 +41,17 @@ def clone_file(source_fd: int, target_fd: int) -> bool:
     """Let `target_fd` share all extents of `source_fd`. Returns False where the file system cannot."""
     try:
         fcntl.ioctl(target_fd, _FICLONE, source_fd)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def punch_hole(fd: int, offset: int, length: int) -> bool:
+    """Give a range of a file back to the file system; it reads as zeros. Returns False where the file system cannot."""
+    try:
+        libc_call("fallocate64", fd, _KEEP_SIZE_AND_PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(length))
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return False

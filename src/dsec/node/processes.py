@@ -48,9 +48,16 @@ MAXIMUM_SIGNAL = 64
 class BackgroundProcess:
     """One background process and what is known of it."""
 
-    def __init__(self, core: Core, record: ProcessRecord, process: Process | None, spool: Spool | None) -> None:
+    def __init__(
+        self,
+        core: Core,
+        record: ProcessRecord,
+        process: Process | None,
+        spool: Spool | None,
+        log: OutputLog | None = None,
+    ) -> None:
         self.record = record
-        self.log = OutputLog(record.output_limit_bytes)
+        self.log = log or OutputLog(record.output_limit_bytes)
         self.error: DsecError | None = None
         self.ended = record.status is not None or process is None
         self._core = core
@@ -68,17 +75,19 @@ class BackgroundProcess:
     async def _follow(self) -> None:
         process = self._process
         assert process is not None
+        noted = False
         try:
             status = await self._within_deadline(process)
             self.record = msgspec.structs.replace(self.record, status=status)
             await self._core.parts.journal.put_process(self.record)
+            noted = True
         except DsecError as error:
             self.error = error
         finally:
-            # A node that is being closed leaves the process to the next one.
+            # A node that is being closed leaves the process, or how it ended, to the next one.
             if self._spool is not None:
                 self._spool.close()
-            await process.close()
+            await process.close(forget=noted)
         self._finish()
 
     async def _within_deadline(self, process: Process) -> ExitStatus:
@@ -302,12 +311,17 @@ def _spool(core: Core, record: ProcessRecord) -> Spool | None:
     return spool
 
 
-async def take_over(core: Core, sandbox: Sandbox, record: ProcessRecord, process: Process | None) -> None:
+async def take_over(core: Core, sandbox: Sandbox, record: ProcessRecord) -> None:
     """Remember a process of an earlier node: go on following it, or know that it is gone."""
     spool = _spool(core, record)
-    background = BackgroundProcess(core, record, process if record.status is None else None, spool)
+    log, kept = OutputLog(record.output_limit_bytes), None
     if spool is not None:
-        spool.replay(background.log)
+        spool.replay(log)
+        kept = {stream: log.total(stream) for stream in Stream}
+    process: Process | None = None
+    if record.status is None:
+        process = await sandbox.running().instance.reattach(record.process_id, kept=kept)
+    background = BackgroundProcess(core, record, process, spool, log)
     sandbox.processes[record.process_id] = background
     if not background.ended:
         background.start()

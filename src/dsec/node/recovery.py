@@ -135,8 +135,7 @@ class Recovery:
         records = [each for each in self._processes[sandbox.sandbox_id] if each.generation == sandbox.record.generation]
         await instance.end_orphans(frozenset(record.process_id for record in records))
         for record in sorted(records, key=lambda each: each.started_wall_s):
-            process = await instance.reattach(record.process_id) if record.status is None else None
-            await take_over(self._core, sandbox, record, process)
+            await take_over(self._core, sandbox, record)
 
     async def _finish_rollback(self, sandbox: Sandbox) -> None:
         """Both generations may exist in part; the new one is made again from the beginning."""

@@ -7,6 +7,7 @@ as real ones are. It stands in the node's tests and passes the conformance suite
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dsec.base.errors import (
 )
 from dsec.model.capability import Capability, CapabilityReport
 from dsec.model.files import FileKind
+from dsec.model.process import Stream
 from dsec.model.sandbox import SandboxStats
 from dsec.runtimes.memory_files import MemoryFiles
 from dsec.runtimes.memory_process import MemoryProcess
@@ -101,7 +103,7 @@ class MemoryInstance:
         for key in gone:
             del self._processes[key]
 
-    async def reattach(self, process_id: str) -> Process | None:
+    async def reattach(self, process_id: str, *, kept: Mapping[Stream, int] | None = None) -> Process | None:
         self.check_alive()
         process = self._processes.get(process_id)
         return process if process is not None and process.durable else None

@@ -213,7 +213,7 @@ class MemoryProcess:
             task.cancel()
         await self._changed.wait_for(lambda: not self._tasks)
 
-    async def close(self) -> None:
+    async def close(self, *, forget: bool = True) -> None:
         if self.durable:
             return
         self._discarding = True

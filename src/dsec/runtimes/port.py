@@ -120,9 +120,10 @@ class Process(Protocol):
     async def kill(self) -> None:
         """Kill the command and every descendant, daemons too, and return when all are seen to be gone."""
 
-    async def close(self) -> None:
+    async def close(self, *, forget: bool = True) -> None:
         """Let go of the process: descriptors are closed. A command that runs is left alone and its output discarded
-        (a durable one can be found again). Idempotent."""
+        (a durable one can be found again). One that has ended is forgotten, unless it is durable and `forget` is False:
+        for a caller that could not write down how it ended. Idempotent."""
 
 
 class FileEvents(Protocol):
@@ -239,9 +240,12 @@ class Instance(Protocol):
             SandboxProcessLimitError, SandboxOutOfMemoryError, SandboxExitedError, RuntimeFailedError.
         """
 
-    async def reattach(self, process_id: str) -> Process | None:
-        """Take over a durable process that an earlier caller started; None when there is nothing of it. Reading
-        begins at the first output byte that was not read yet; the earlier caller's spool holds the ones before."""
+    async def reattach(self, process_id: str, *, kept: Mapping[Stream, int] | None = None) -> Process | None:
+        """Take over a durable process that an earlier caller started; None when there is nothing of it.
+
+        Reading begins after the first `kept` bytes of each stream, which that caller has put away: a chunk counts as
+        put away when the next one is asked for. None: at the first byte that was not read when the process was let go.
+        """
 
     async def end_orphans(self, keep: frozenset[str]) -> None:
         """Kill the trees of all commands whose process id is not in `keep`. For adoption."""

@@ -11,6 +11,7 @@ would. Everything else that a later node needs is in the command's directory::
     status   FIFO that announces the exit code to a node that is there
     exit     the exit code, written by rename
     release  FIFO: a line here lets the shell go
+    stdout, stderr  output on its way (dsec.runtimes.container.kept_output)
     log      the runtime's own errors
     process.json
 
@@ -36,6 +37,7 @@ from dsec.runtimes.container.child import GATE_DESCRIPTOR, HostChild
 from dsec.runtimes.container.command import Pipes, RuntimeProgram
 from dsec.runtimes.container.failures import classify, logged_errors
 from dsec.runtimes.container.group import CommandGroup
+from dsec.runtimes.container.kept_output import KeptOutput
 from dsec.runtimes.container.output import OutputReader
 from dsec.runtimes.container.paths import InstancePaths
 from dsec.runtimes.container.waiting import wait_writable
@@ -80,6 +82,7 @@ class DurableProcess:
         stdin: write end of the input, owned; None without one.
     """
 
+        kept: how many bytes of each stream an earlier caller has put away; None: what it had when it let go.
     def __init__(
         self,
         process_id: str,
@@ -91,6 +94,7 @@ class DurableProcess:
         stdin: int | None = None,
     ) -> None:
         self.process_id = process_id
+        kept: Mapping[Stream, int] | None = None,
         self._loop = asyncio.get_running_loop()
         self._directory = directory
         self._group = group
@@ -103,7 +107,11 @@ class DurableProcess:
         self._pidfd = pidfd
         self._status = self._open_fifo("status")
         self._release_fifo = self._open_fifo("release")  # Held open: a line nobody has read yet must not vanish.
-        self._output = OutputReader(sources, os.close)
+        self._kept = KeptOutput(directory)
+        backlog = self._kept.backlog(kept)
+        self._output = OutputReader(
+            sources, os.close, receive=self._kept.receive, returned=self._kept.returned, backlog=backlog
+        )
         if (directory / "exit").exists() or self._pidfd is None:
             self._conclude()
             return
@@ -157,13 +165,16 @@ class DurableProcess:
             pipes.close()
 
     @classmethod
-    def find(cls, process_id: str, paths: InstancePaths, group: CommandGroup) -> DurableProcess | None:
+    def find(
+        cls, process_id: str, paths: InstancePaths, group: CommandGroup, kept: Mapping[Stream, int] | None
+    ) -> DurableProcess | None:
         """Take over what an earlier node started; None when there is nothing of it."""
         directory = paths.process(process_id)
         if not (directory / "started").exists():
             return None  # Its start was never acknowledged.
         pidfd = _open_pidfd(directory)
-        return cls(process_id, directory, group, pidfd=pidfd, sources={} if pidfd is None else _reopen(directory))
+        sources = {} if pidfd is None else _reopen(directory)
+        return cls(process_id, directory, group, pidfd=pidfd, sources=sources, kept=kept)
 
     def _release(self) -> None:
         os.write(self._release_fifo, b"\n")
@@ -279,8 +290,7 @@ class DurableProcess:
         if not self._closed:
             await asyncio.shield(self._outcome)
 
-    async def close(self) -> None:
-        """Let go. What has ended and was taken note of has no reason to be found again."""
+    async def close(self, *, forget: bool = True) -> None:
         if self._closed:
             return
         self._closed = True
@@ -288,6 +298,9 @@ class DurableProcess:
         self._output.close()
         if self._outcome.done():
             shutil.rmtree(self._directory, ignore_errors=True)
+        self._kept.close()
+        if self._outcome.done() and not forget:
+            return
         else:
             self._let_go()
             self._outcome.set_result(RuntimeFailedError(f"{self.process_id} was let go while it ran"))

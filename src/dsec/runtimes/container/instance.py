@@ -8,7 +8,7 @@ import select
 import shutil
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 
@@ -279,9 +279,9 @@ class ContainerInstance:
             cwd=request.cwd,
         )
 
-    async def reattach(self, process_id: str) -> Process | None:
+    async def reattach(self, process_id: str, *, kept: Mapping[Stream, int] | None = None) -> Process | None:
         self._require_alive()
-        return DurableProcess.find(process_id, self._paths, self._group(process_id))
+        return DurableProcess.find(process_id, self._paths, self._group(process_id), kept)
 
     async def end_orphans(self, keep: frozenset[str]) -> None:
         self._require_alive()

@@ -15,7 +15,7 @@ import select
 import struct
 import termios
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from dsec.model.process import Stream
 
@@ -33,16 +33,30 @@ class OutputReader:
         adopt: takes over a descriptor that something left running still holds.
         terminal: the one source is a terminal. The kernel passes what is written to it on in the background, so that
             the last bytes may come after the command's end; then comes the hang-up.
+        receive: reads up to so many bytes of a stream from its descriptor.
+        returned: told of each chunk that is about to be returned, by its stream and length.
+        backlog: chunks to return before anything is read.
     """
 
-    def __init__(self, sources: Mapping[Stream, int], adopt: Callable[[int], None], *, terminal: bool = False) -> None:
+    def __init__(
+        self,
+        sources: Mapping[Stream, int],
+        adopt: Callable[[int], None],
+        *,
+        terminal: bool = False,
+        receive: Callable[[Stream, int, int], bytes] | None = None,
+        returned: Callable[[Stream, int], None] | None = None,
+        backlog: Iterable[tuple[Stream, bytes]] = (),
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._open = dict(sources)
         self._adopt = adopt
         self._terminal = terminal
+        self._receive = receive or _read
+        self._returned = returned
         self._ending = False
-        self._chunks: deque[tuple[Stream, bytes]] = deque()
-        self._held_bytes = 0
+        self._chunks: deque[tuple[Stream, bytes]] = deque(backlog)
+        self._held_bytes = sum(len(data) + CHUNK_OVERHEAD_BYTES for _, data in self._chunks)
         self._reading = False
         self._finished = False
         self._waiter: asyncio.Future[None] | None = None
@@ -57,6 +71,8 @@ class OutputReader:
             await self._waiter
         stream, data = self._chunks.popleft()
         self._held_bytes -= len(data) + CHUNK_OVERHEAD_BYTES
+        if self._returned is not None:
+            self._returned(stream, len(data))
         if not self._reading and not self._finished and self._held_bytes < HIGH_WATER_BYTES:
             self._resume()
         return stream, data
@@ -107,7 +123,7 @@ class OutputReader:
 
     def _on_readable(self, stream: Stream, descriptor: int) -> None:
         try:
-            data = os.read(descriptor, CHUNK_BYTES)
+            data = self._receive(stream, descriptor, CHUNK_BYTES)
         except BlockingIOError:
             return
         except OSError:  # EIO: the last holder of a terminal's other end has closed it.
@@ -125,7 +141,7 @@ class OutputReader:
         """Read exactly what is there; a descriptor at its end is closed."""
         while count > 0:
             try:
-                data = os.read(descriptor, min(count, CHUNK_BYTES))
+                data = self._receive(stream, descriptor, min(count, CHUNK_BYTES))
             except OSError:
                 data = b""
             if not data:
@@ -148,6 +164,10 @@ class OutputReader:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _read(stream: Stream, descriptor: int, limit: int) -> bytes:
+    return os.read(descriptor, limit)
 
 
 def _bytes_in_pipe(descriptor: int) -> int:

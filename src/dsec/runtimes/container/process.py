@@ -176,7 +176,7 @@ class ContainerProcess:
         await self._group.kill()
         await self._child.wait()
 
-    async def close(self) -> None:
+    async def close(self, *, forget: bool = True) -> None:
         self._output.close()
         self._close_input()
         self._close_control()

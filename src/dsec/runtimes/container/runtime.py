@@ -43,6 +43,8 @@ _LIMITS = {
     "cpu_millis": Capability.CPU_LIMIT,
     "pids": Capability.PIDS_LIMIT,
 }
+RUN_DIRECTORY = Path("/run/dsec")
+"""Holds a run directory for each node."""
 OPEN_FILES = 1 << 20
 """Linux's own ceiling (fs.nr_open) on an ordinary host."""
 
@@ -73,7 +75,7 @@ class ContainerRuntime:
     def __init__(self, settings: ContainerRuntimeSettings) -> None:
         self.name = flavour_of(settings.runtime).name
         self._settings = settings
-        self._run_directory = settings.run_directory or Path("/run/dsec") / settings.node_id
+        self._run_directory = settings.run_directory or RUN_DIRECTORY / settings.node_id
         self._flavour = flavour_of(settings.runtime)
         self._mounter = OverlayMounter()
         self._namespaces = UserNamespaces()
