@@ -1,0 +1,109 @@
+"""Everything that one node has on a host: what `HostState` reads, and what stands in and behind its state directory.
+
+For tests that look from another process than the node's, while it runs or after it was killed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.testing.host_state import HostState
+
+_OWN_FILES = frozenset(
+    {
+        "node.id",
+        "node.lock",
+        "node.sock",
+        "node.log",
+        "token",
+        "journal.sqlite",
+        "journal.sqlite-wal",
+        "journal.sqlite-shm",
+        "images",
+        "spool",
+        "volume",
+        "volume.btrfs",
+    }
+)
+"""What may stand in a state directory that has no sandboxes (ARCHITECTURE.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaks:
+    """What is left of a node's sandboxes; empty tuples where there is nothing.
+
+    Attributes:
+        processes: command lines of processes in the node's groups or started for its run directory; without those
+            that have ended and wait for nobody but the host's init.
+        groups: control groups below the node's own.
+        mounts: mounts below the run directory.
+        run_entries: names in the run directory.
+        layers: writable layers, checkpoints and what is being made or discarded, on the state volume.
+        spools: directories of output of background processes.
+        files: names in the state directory that are not the node's own.
+        image_files: names in the image store that no image owns: what builds and imports left.
+    """
+
+    processes: tuple[str, ...]
+    groups: tuple[str, ...]
+    mounts: tuple[str, ...]
+    run_entries: tuple[str, ...]
+    layers: tuple[str, ...]
+    spools: tuple[str, ...]
+    files: tuple[str, ...]
+    image_files: tuple[str, ...]
+
+    @classmethod
+    def read(cls, state_dir: Path) -> Leaks:
+        """Read what exists now."""
+        node_id = (state_dir / "node.id").read_text().strip()
+        host = HostState.read(node_id, Path("/run/dsec") / node_id)
+        return cls(
+            processes=tuple(sorted(process for process in host.processes if not _waits_for_init(process.split()[0]))),
+            # The node's own group stays while the node may come back.
+            groups=tuple(sorted(group for group in host.groups if Path(group).name != node_id)),
+            mounts=tuple(sorted(host.mounts)),
+            run_entries=tuple(sorted(host.run_entries)),
+            layers=_names_two_deep(state_dir / "volume"),
+            spools=_names(state_dir / "spool"),
+            files=tuple(sorted(set(_names(state_dir)) - _OWN_FILES)),
+            image_files=tuple(f"staging/{name}" for name in _names(state_dir / "images/staging")),
+        )
+
+    def described(self) -> str:
+        """Return what there is, one kind a line; empty when nothing is left."""
+        lines = (f"{name}: {', '.join(getattr(self, name))}" for name in self.__slots__ if getattr(self, name))
+        return "\n".join(lines)
+
+
+def loop_devices_of(state_dir: Path) -> tuple[str, ...]:
+    """Return the loop devices whose file lies in the state directory."""
+    prefix = f"{os.path.realpath(state_dir)}/"
+    found = []
+    for device in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            backing = device.read_text()
+        except OSError:
+            continue  # It was detached meanwhile.
+        if backing.startswith(prefix):
+            found.append(f"{device.parent.parent.name} {backing.strip()}")
+    return tuple(sorted(found))
+
+
+def _waits_for_init(pid: str) -> bool:
+    """Whether a process has ended, or is a zombie whose parent is the host's init (proc_pid_stat(5))."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return True
+    return (state, parent) == ("Z", "1")
+
+
+def _names(directory: Path) -> tuple[str, ...]:
+    return tuple(sorted(os.listdir(directory))) if directory.is_dir() else ()
+
+
+def _names_two_deep(directory: Path) -> tuple[str, ...]:
+    return tuple(f"{kind}/{name}" for kind in _names(directory) for name in _names(directory / kind))

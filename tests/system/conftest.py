@@ -1,0 +1,44 @@
+"""A state directory with an image, for nodes that are killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsec.testing.guest_image import make_root
+from dsec.testing.leaks import Leaks, loop_devices_of
+
+IMAGE = "guest"
+
+
+def dsec(state_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line on a state directory."""
+    command = [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+
+
+@pytest.fixture(scope="session")
+def state_dir() -> Iterator[Path]:
+    """A state directory (short, for the socket) that holds the image; at the end nothing of it is left on the host."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    top = Path(tempfile.mkdtemp(prefix="dsec-"))
+    state = top / "state"
+    state.mkdir(mode=0o700)
+    try:
+        dsec(state, "image", "import", str(make_root(top / "root")), "--name", IMAGE)
+        yield state
+        dsec(state, "down", "--destroy")
+        left = Leaks.read(state)
+        assert not left.described()
+        assert not loop_devices_of(state)
+        assert not (Path("/run/dsec") / (state / "node.id").read_text().strip()).exists()
+    finally:
+        shutil.rmtree(top, ignore_errors=True)
