@@ -22,9 +22,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dsec.api.application import Application, Limits
 from dsec.base.errors import InvalidRequestError
+from dsec.base.units import MIB
 from dsec.service.port import SandboxService
 
 SOCKET_BACKLOG = 2048
+BODY_AHEAD_BYTES = 1 * MIB
+"""How much of a body is received ahead of whoever takes it in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +198,13 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
             self._in_head = True
             self._head_bytes = 0
             super().on_message_begin()
+
+        def on_body(self, body: bytes) -> None:
+            super().on_body(body)
+            # uvicorn holds the client back at 64 KiB, which is less than one read: nothing would arrive while a part
+            # is being written to disk.
+            if self.flow.read_paused and len(self.cycle.body) < BODY_AHEAD_BYTES:
+                self.flow.resume_reading()
 
         def on_headers_complete(self) -> None:
             self._in_head = False

@@ -13,7 +13,7 @@ import click
 
 from dsec.base.clock import SystemClock
 from dsec.base.errors import DeadlineExceededError, InvalidStateError
-from dsec.base.units import format_duration
+from dsec.base.units import MIB, format_duration
 from dsec.cli.connection import is_held, open_service
 from dsec.cli.context import Options, pass_options
 from dsec.cli.leave import leave_host
@@ -22,6 +22,7 @@ from dsec.cli.parameters import duration
 from dsec.cli.settings import load
 from dsec.cli.token import obtain_token
 from dsec.cli.watched import Watched
+from dsec.linux.malloc import keep_freed_memory
 from dsec.model.sandbox import SandboxFilter, SandboxState
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def up(options: Options, host: str, port: int, socket_only: bool, exit_when_idle
     read. The owner of the state directory needs no token at node.sock.
     """
     loaded = load(options)
+    keep_freed_memory(block_bytes=4 * MIB, free_bytes=16 * MIB)
 
     async def run() -> None:
         async with _open_node(loaded.settings, loaded.state_dir) as node:
