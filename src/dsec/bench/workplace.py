@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from dsec.base.errors import NodeUnavailableError
+from dsec.base.errors import InvalidRequestError, NodeUnavailableError
 from dsec.bench.progress import Progress
 from dsec.images import recipes
 from dsec.images.names import canonical_name
@@ -102,6 +103,7 @@ class Workplace:
     ) -> AsyncIterator[Workplace]:
         """Make a workplace below `parent`, and take it away at the end."""
         parent.mkdir(parents=True, exist_ok=True)
+        _check_passable(parent.absolute())
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         directory.chmod(0o711)
         workplace = cls(directory, images, image, overrides, progress)
@@ -176,6 +178,15 @@ class Workplace:
         for state_dir in self._nodes:
             _destroy(state_dir)
         shutil.rmtree(self.directory)
+
+
+def _check_passable(directory: Path) -> None:
+    """References run with ids of their own, which must reach what is laid out for them."""
+    for part in (directory, *directory.parents):
+        if not part.stat().st_mode & stat.S_IXOTH:
+            raise InvalidRequestError(
+                f"not everybody may pass through {part}", resolution="choose another directory with --work-dir"
+            )
 
 
 async def remove_all(node: Node) -> None:

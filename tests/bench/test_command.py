@@ -1,0 +1,107 @@
+"""`dsec bench` prints one JSON object of the promised form, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dsec.bench.command import bench
+from dsec.bench.registry import BENCHMARKS
+from dsec.linux.mounts import mount_table
+
+NAMES = ("create", "pool", "exec", "files", "rollback", "density", "rollout")
+KEYS = {"benchmark", "unit", "better", "ours", "references", "ratios", "series", "host"}
+TINY: dict[str, tuple[str, ...]] = {
+    "create": ("--samples", "2"),
+    "pool": ("--samples", "2"),
+    "exec": ("--samples", "2"),
+    "files": ("--samples", "2", "--size", "2M"),
+    "rollback": ("--samples", "2", "--size", "2M"),
+    "density": ("--count", "8"),
+    "rollout": ("--count", "2", "--samples", "1"),
+}
+
+
+def test_every_promised_benchmark_is_there_with_a_line_of_help() -> None:
+    listed = CliRunner().invoke(bench, ["--list"])
+    assert listed.exit_code == 0
+    assert [line.split()[0] for line in listed.output.splitlines()] == list(NAMES)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
+def test_every_benchmark_can_be_loaded(benchmark: Any) -> None:
+    assert callable(benchmark.load())
+
+
+@pytest.mark.parametrize(
+    "argv", [["create", "--samples", "0"], ["density", "--count", "-1"], ["create", "--count", "1"]]
+)
+def test_senseless_options_are_refused(argv: list[str]) -> None:
+    assert CliRunner().invoke(bench, argv).exit_code == 2
+
+
+@pytest.fixture
+def work_dir() -> Iterator[Path]:
+    """A directory that everybody may pass through, which pytest's own are not."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+def run(name: str, work_dir: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run as a user would: only so is stdout the whole of what is printed."""
+    argv = [sys.executable, "-m", "dsec", "bench", name, "--json", "--without-docker", "--work-dir", str(work_dir)]
+    return subprocess.run([*argv, *TINY[name]], capture_output=True, check=False, timeout=280)
+
+
+def check_distribution(value: dict[str, Any]) -> None:
+    assert set(value) == {"p50", "p95", "p99", "n"}
+    assert 0 < value["p50"] <= value["p95"] <= value["p99"]
+    assert value["n"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.parametrize("name", NAMES)
+def test_it_prints_one_object_of_the_promised_form_and_leaves_nothing(name: str, work_dir: Path) -> None:
+    done = run(name, work_dir)
+    assert done.returncode == 0, done.stderr.decode()
+    report = json.loads(done.stdout)
+    assert set(report) == KEYS
+    assert report["benchmark"] == name
+    assert report["better"] in ("lower", "higher")
+    check_distribution(report["ours"])
+    assert report["references"]
+    for reference in report["references"].values():
+        check_distribution(reference)
+    assert set(report["ratios"]) == set(report["references"])
+    assert all(isinstance(row, dict) and row for row in report["series"])
+    assert {"kernel", "cpu", "cores", "load_average_at_start", "notes"} <= set(report["host"])
+    assert not list(work_dir.iterdir())
+    assert not [entry.target for entry in mount_table() if entry.target.startswith(str(work_dir))]
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_people_get_a_table(work_dir: Path) -> None:
+    argv = [sys.executable, "-m", "dsec", "bench", "pool", "--samples", "1", "--work-dir", str(work_dir)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "OURS/REFERENCE" in done.stdout
+
+
+@pytest.mark.root
+def test_a_directory_that_the_references_cannot_reach_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    done = run("pool", tmp_path)
+    assert done.returncode == 64
+    assert b"--work-dir" in done.stderr
+    assert not done.stdout
