@@ -25,6 +25,7 @@ _NUMBERS = itertools.count()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs_capability(capability): skipped where the runtime has not got it.")
+    config.addinivalue_line("markers", "leaves_children: a command ends before what it left running.")
 
 
 def _libraries(program: str) -> set[str]:

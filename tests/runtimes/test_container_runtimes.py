@@ -50,6 +50,8 @@ class TestCrun(RuntimeSuite, IsolationSuite):
 
 @needs("runc")
 class TestRunc(RuntimeSuite, IsolationSuite):
+    waits_for_children = "runc exec copies the streams itself and ends when nobody holds them"
+
     @pytest.fixture
     async def runtime(self, node_id: str) -> AsyncIterator[Runtime]:
         async for runtime in opened("runc", node_id):

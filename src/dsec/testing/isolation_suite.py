@@ -171,6 +171,7 @@ class IsolationSuite:
         await instance.terminate()
 
     @pytest.mark.needs_capability(Capability.PIDS_LIMIT)
+    @pytest.mark.leaves_children
     async def test_process_limit_is_met_inside_and_by_starts(
         self, runtime: Runtime, make_request: MakeRequest, commands: Commands
     ) -> None:
@@ -218,6 +219,7 @@ class IsolationSuite:
 
     # -- hostile guests -----------------------------------------------------------------------------------------------
 
+    @pytest.mark.leaves_children
     async def test_thousands_of_streams_left_open_do_not_exhaust_the_caller(
         self, runtime: Runtime, make_request: MakeRequest, commands: Commands
     ) -> None:
@@ -228,6 +230,7 @@ class IsolationSuite:
         assert len(os.listdir("/proc/self/fd")) - before <= 256 + 8
         await instance.terminate()
 
+    @pytest.mark.leaves_children
     async def test_groups_of_children_that_ended_later_are_removed(
         self, instance: Instance, commands: Commands
     ) -> None:

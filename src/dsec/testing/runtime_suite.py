@@ -106,10 +106,15 @@ class RuntimeSuite:
     no_real_shell = ""
     """Why tests that need a real shell are skipped; empty: they are not."""
 
+    waits_for_children = ""
+    """Why a command does not end before what it left running closes its streams; empty: it does."""
+
     @pytest.fixture(autouse=True)
     def _skip_what_is_missing(self, request: pytest.FixtureRequest, runtime: Runtime) -> None:
         if self.no_real_shell and request.node.get_closest_marker("needs_real_shell"):
             pytest.skip(self.no_real_shell)
+        if self.waits_for_children and request.node.get_closest_marker("leaves_children"):
+            pytest.skip(self.waits_for_children)
         for marker in request.node.iter_markers("needs_capability"):
             for report in runtime.capabilities():
                 if report.capability is marker.args[0] and not report.available:
@@ -311,6 +316,7 @@ class RuntimeSuite:
         assert await process.read_control() == b""
 
     @needs_real_shell
+    @pytest.mark.leaves_children
     async def test_output_of_children_left_running_is_discarded_and_they_go_on(
         self, instance: Instance, commands: Commands
     ) -> None:

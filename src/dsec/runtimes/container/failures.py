@@ -54,7 +54,7 @@ _RULES: tuple[tuple[re.Pattern[str], type[DsecError], str, str], ...] = (
     ),
     (
         re.compile(
-            r"executable file .* not found|finding executable .* in PATH"
+            r"executable file (.* )?not found|finding executable .* in PATH"
             r"|(exec(ve)?[: ]|exec(ut.*)? failed|failed to load|executable: ).*(no such file|not a directory|too long)",
             re.I,
         ),

@@ -22,6 +22,8 @@ class Flavour:
         missing: capabilities it does not have, with the reason.
         console_socket: `exec` stays until the command ends when it sends the terminal over a socket. Otherwise it gets
             a terminal of ours to copy to and from.
+        waits_for_children: `exec` copies the command's streams itself and ends only when nothing that the command left
+            running holds them any more; `Process.wait` then waits for that, too.
         own_kernel: the guest's processes are not processes of the host's kernel (gVisor): files are then reached
             through the overlay, which stays mounted on the host.
     """
@@ -33,11 +35,12 @@ class Flavour:
     takes_compiled_filter: bool = False
     missing: tuple[tuple[Capability, str], ...] = ()
     console_socket: bool = True
+    waits_for_children: bool = False
     own_kernel: bool = False
 
 
 CRUN = Flavour(name="crun", global_flags=("--cgroup-manager=disabled",), takes_compiled_filter=True)
-RUNC = Flavour(name="runc", manages_cgroups=True, console_socket=False)
+RUNC = Flavour(name="runc", manages_cgroups=True, console_socket=False, waits_for_children=True)
 RUNSC = Flavour(
     name="runsc",
     global_flags=("--platform=ptrace", "--network=none", "--ignore-cgroups", "--file-access=shared", "--oci-seccomp"),

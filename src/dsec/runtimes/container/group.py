@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dsec.base.errors import AlreadyExistsError, SandboxExitedError
-from dsec.linux.cgroups import Cgroups
+from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.container.waiting import wait_empty
 
 
@@ -23,7 +23,7 @@ class CommandGroup:
         linger: told when the command has ended but something it started has not; the group then stays.
     """
 
-    def __init__(self, cgroups: Cgroups, instance_id: str, process_id: str, linger: Callable[[str], None]) -> None:
+    def __init__(self, cgroups: Groups, instance_id: str, process_id: str, linger: Callable[[str], None]) -> None:
         self._cgroups = cgroups
         self._instance_id = instance_id
         self.process_id = process_id
@@ -74,10 +74,11 @@ class CommandGroup:
         A signal that is sent while the runtime still prepares the process would end the runtime's work instead of
         reaching the command. The kernel announces no execve(2), so that this looks again until it has happened.
         """
-        pause_s = 0.001
+        pause_s, waited_s = 0.001, 0.0
         while not ended.done():
-            if _signal_child(runtime_pid(), number):
+            if _signal_child(runtime_pid(), number, started=waited_s > _START_LIMIT_S):
                 return
+            waited_s += pause_s
             await asyncio.wait([ended], timeout=pause_s)
             pause_s = min(2 * pause_s, 0.05)
 
@@ -86,7 +87,11 @@ class CommandGroup:
         return next(iter(_children(pid)), 0)
 
 
-def _signal_child(parent: int, number: int) -> bool:
+_START_LIMIT_S = 1.0
+"""After this a filtered child is the guest's, whatever it calls itself."""
+
+
+def _signal_child(parent: int, number: int, *, started: bool) -> bool:
     """Signal the child of a runtime; return whether there was one that runs a program of the guest."""
     for pid in _children(parent):
         try:
@@ -95,7 +100,7 @@ def _signal_child(parent: int, number: int) -> bool:
             continue
         try:
             # Looked at again: the pid could have passed to somebody else before the descriptor was opened.
-            if pid in _children(parent) and _is_guest(pid, parent):
+            if pid in _children(parent) and (started or _is_guest(pid, parent)):
                 signal.pidfd_send_signal(pidfd, number)
                 return True
         except ProcessLookupError:
@@ -111,6 +116,8 @@ def _is_guest(pid: int, runtime: int) -> bool:
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             is_filtered = "\nSeccomp:\t2\n" in file.read()
+        with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as file:
+            is_filtered = is_filtered and not file.read().startswith("runc:[")
         return is_filtered and not os.path.samefile(f"/proc/{pid}/exe", f"/proc/{runtime}/exe")
     except OSError:
         return False
