@@ -80,9 +80,9 @@ class DurableProcess:
         pidfd: of the shell; None when the shell is gone.
         sources: read ends of the output, owned from here on.
         stdin: write end of the input, owned; None without one.
+        kept: how many bytes of each stream an earlier caller has put away; None: what it had when it let go.
     """
 
-        kept: how many bytes of each stream an earlier caller has put away; None: what it had when it let go.
     def __init__(
         self,
         process_id: str,
@@ -92,9 +92,9 @@ class DurableProcess:
         pidfd: int | None,
         sources: Mapping[Stream, int],
         stdin: int | None = None,
+        kept: Mapping[Stream, int] | None = None,
     ) -> None:
         self.process_id = process_id
-        kept: Mapping[Stream, int] | None = None,
         self._loop = asyncio.get_running_loop()
         self._directory = directory
         self._group = group
@@ -296,11 +296,11 @@ class DurableProcess:
         self._closed = True
         await self.close_stdin()
         self._output.close()
-        if self._outcome.done():
-            shutil.rmtree(self._directory, ignore_errors=True)
         self._kept.close()
         if self._outcome.done() and not forget:
             return
+        if self._outcome.done():
+            shutil.rmtree(self._directory, ignore_errors=True)
         else:
             self._let_go()
             self._outcome.set_result(RuntimeFailedError(f"{self.process_id} was let go while it ran"))

@@ -37,14 +37,14 @@ from dsec.runtimes.port import Instance, LaunchRequest
 
 PROGRAM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 INIT_PROGRAM = "catatonit"
+RUN_DIRECTORY = Path("/run/dsec")
+"""Holds a run directory for each node."""
 _LIMITS = {
     "memory_bytes": Capability.MEMORY_LIMIT,
     "swap_bytes": Capability.SWAP_LIMIT,
     "cpu_millis": Capability.CPU_LIMIT,
     "pids": Capability.PIDS_LIMIT,
 }
-RUN_DIRECTORY = Path("/run/dsec")
-"""Holds a run directory for each node."""
 OPEN_FILES = 1 << 20
 """Linux's own ceiling (fs.nr_open) on an ordinary host."""
 
