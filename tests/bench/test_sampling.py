@@ -27,11 +27,13 @@ def contestant(name: str, heard: list[str]) -> Sample:
     return sample
 
 
-async def test_every_contestant_is_sampled_once_a_round_in_an_order_that_turns() -> None:
+async def test_every_contestant_is_sampled_once_a_round_and_none_has_a_fixed_place() -> None:
     heard: list[str] = []
-    contestants = {name: contestant(name, heard) for name in "ab"}
-    await alternate(contestants, rounds=3, progress=silent(), warm_ups=0)
-    assert "".join(heard) == "abbaab"
+    contestants = {name: contestant(name, heard) for name in "abc"}
+    await alternate(contestants, rounds=40, progress=silent(), warm_ups=0)
+    rounds = ["".join(heard[at : at + 3]) for at in range(0, len(heard), 3)]
+    assert {"".join(sorted(order)) for order in rounds} == {"abc"}
+    assert len(set(rounds)) == 6
 
 
 async def test_warm_ups_are_done_but_not_counted() -> None:

@@ -11,7 +11,7 @@ import anyio
 from dsec.bench.bare import BareContainers
 from dsec.bench.context import BenchContext
 from dsec.bench.distribution import distribution
-from dsec.bench.docker import DockerEngine
+from dsec.bench.docker import SETTLE_S, DockerEngine
 from dsec.bench.report import Report, make_report
 from dsec.bench.sampling import Sample, alternate, timed
 from dsec.model.sandbox import SandboxSpec
@@ -88,12 +88,14 @@ def docker_contestants(engine: DockerEngine | None) -> dict[str, Sample]:
         with timed() as watch:
             container = engine.create()
         engine.remove(container)
+        await anyio.sleep(SETTLE_S)
         return watch.seconds
 
     async def by_command_line() -> float:
         with timed() as watch:
             container = engine.run_detached()
         engine.remove(container)
+        await anyio.sleep(SETTLE_S)
         return watch.seconds
 
     return {"Docker Engine API create+start": by_api, "docker run -d": by_command_line}

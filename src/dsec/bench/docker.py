@@ -21,6 +21,9 @@ from typing import Any
 from dsec.base.errors import ExternalCommandError
 from dsec.images.layer_tar import write_layer_tar
 
+SETTLE_S = 0.05
+"""How long the engine is left alone after an answer: it goes on tidying up, at the cost of whoever is next."""
+
 _START_TIMEOUT_S = 60.0
 _IMAGE = "reference"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+import anyio
+
 from dsec.bench.bare import BareExec
 from dsec.bench.context import BenchContext, run_directory
 from dsec.bench.distribution import Distribution, distribution, ratio
-from dsec.bench.docker import DockerEngine
+from dsec.bench.docker import SETTLE_S, DockerEngine
 from dsec.bench.report import Report, make_report
 from dsec.bench.sampling import Sample, alternate, timed
 from dsec.model.process import CommandRequest
@@ -68,6 +70,7 @@ def _docker_contestant(engine: DockerEngine | None, stack: AsyncExitStack) -> di
     async def sample() -> float:
         with timed() as watch:
             engine.exec(container, ("true",))
+        await anyio.sleep(SETTLE_S)
         return watch.seconds
 
     return {"Docker Engine API exec": sample}

@@ -1,13 +1,20 @@
-"""Measure contestants in turn: A B A B, so that what disturbs the host disturbs all of them alike."""
+"""Measure contestants in turn, so that what disturbs the host disturbs all of them alike.
+
+Every round samples each contestant once, in an order of its own: in a fixed one the same contestant would always come
+after the same other, and pay for what that leaves behind (cold caches, work that an engine does after it answered).
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dsec.bench.progress import Progress
+
+_SEED = 1
 
 Sample = Callable[[], Awaitable[float]]
 """Does the thing once and returns the seconds it took; what is prepared and cleared away does not count."""
@@ -34,7 +41,7 @@ def timed() -> Iterator[Stopwatch]:
 async def alternate(
     contestants: Mapping[str, Sample], *, rounds: int, progress: Progress, warm_ups: int = 2
 ) -> dict[str, list[float]]:
-    """Sample every contestant once a round, in an order that turns by one each round; return their seconds.
+    """Sample every contestant once a round; return their seconds.
 
     Args:
         contestants: by name.
@@ -43,11 +50,11 @@ async def alternate(
         warm_ups: rounds before the first that counts.
     """
     names = list(contestants)
+    order = random.Random(_SEED)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     with progress.counting("rounds", warm_ups + rounds) as advance:
         for number in range(warm_ups + rounds):
-            for position in range(len(names)):
-                name = names[(position + number) % len(names)]
+            for name in order.sample(names, len(names)):
                 value = await contestants[name]()
                 if number >= warm_ups:
                     seconds[name].append(value)

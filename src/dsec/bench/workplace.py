@@ -26,6 +26,7 @@ from dsec.bench.progress import Progress
 from dsec.images import recipes
 from dsec.images.names import canonical_name
 from dsec.images.store import LocalImageStore
+from dsec.linux.mounts import mounts_under, unmount
 from dsec.model.sandbox import SandboxFilter, SandboxState
 from dsec.node.builder import open_node
 from dsec.node.node import Node
@@ -177,6 +178,9 @@ class Workplace:
     def _take_away(self) -> None:
         for state_dir in self._nodes:
             _destroy(state_dir)
+        # What is still mounted must not be deleted through its mount.
+        for entry in mounts_under(self.directory):
+            unmount(entry.target, detach=True)
         shutil.rmtree(self.directory)
 
 
