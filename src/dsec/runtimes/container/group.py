@@ -124,9 +124,12 @@ def _is_guest(pid: int, runtime: int) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the direct children of a process (proc_pid_task_tid_children(5)); empty when it has ended."""
+    """Return the children of all threads of a process (proc_pid_task_tid_children(5)); empty when it has ended."""
+    found: list[int] = []
     try:
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            return [int(child) for child in file.read().split()]
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found += [int(child) for child in file.read().split()]
     except OSError:
-        return []
+        return found
+    return found
