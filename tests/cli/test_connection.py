@@ -11,10 +11,12 @@ import pytest
 
 from dsec.base.errors import InvalidRequestError, InvalidStateError, NodeUnavailableError
 from dsec.cli import connection
-from dsec.cli.connection import is_held, node_argv, open_service, start_node
+from dsec.cli.connection import node_argv, open_service, start_node
 from dsec.cli.context import Options
 from dsec.cli.up import holder
 from dsec.node.lock import hold_state
+from dsec.sdk import background
+from dsec.sdk.background import is_held
 
 pytestmark = pytest.mark.anyio
 
@@ -38,8 +40,8 @@ async def test_a_node_that_dies_is_told_with_the_end_of_its_log(
 
 async def test_a_node_that_never_answers_is_told_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _node_is(monkeypatch, "exit 0")
-    monkeypatch.setattr(connection, "START_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(connection, "is_held", lambda state_dir: True)
+    monkeypatch.setattr(background, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(background, "is_held", lambda state_dir: True)
     with pytest.raises(NodeUnavailableError, match=r"does not answer after 0\.1 s"):
         await start_node(Options(), tmp_path)
 

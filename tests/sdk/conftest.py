@@ -12,7 +12,7 @@ from anyio.from_thread import start_blocking_portal
 
 from dsec.api.server import serve
 from dsec.base.clock import SystemClock
-from dsec.node import builder
+from dsec.node import builder, namespace
 from dsec.node.lock import hold_state
 from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
@@ -50,5 +50,6 @@ def server_url(state_dir: Path) -> Iterator[str]:
 def embedded_fakes(monkeypatch: pytest.MonkeyPatch, state_dir: Path) -> None:
     """Let an embedded node be one of fakes, in `state_dir`."""
     monkeypatch.setattr(builder, "open_node", memory_node)
+    monkeypatch.setattr(namespace, "is_ordinary_user", lambda: False)
     monkeypatch.delenv("DSEC_URL", raising=False)
     monkeypatch.setenv("DSEC_STATE_DIR", str(state_dir))

@@ -188,7 +188,10 @@ def rm(options: Options, names: tuple[str, ...]) -> None:
 @contextmanager
 def _store(options: Options) -> Iterator[LocalImageStore]:
     from dsec.images.store import LocalImageStore
+    from dsec.node import namespace
 
+    # The files of an image belong to many users, which an ordinary user's process has only in the node's namespace.
+    namespace.enter(options.state_dir)
     store = LocalImageStore(options.state_dir / "images")
     try:
         yield store

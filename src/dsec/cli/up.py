@@ -14,7 +14,7 @@ import click
 from dsec.base.clock import SystemClock
 from dsec.base.errors import DeadlineExceededError, InvalidStateError
 from dsec.base.units import MIB, format_duration
-from dsec.cli.connection import is_held, open_service
+from dsec.cli.connection import open_service
 from dsec.cli.context import Options, pass_options
 from dsec.cli.leave import leave_host
 from dsec.cli.output import note, print_fields, print_json_line
@@ -24,6 +24,8 @@ from dsec.cli.token import obtain_token
 from dsec.cli.watched import Watched
 from dsec.linux.malloc import keep_freed_memory
 from dsec.model.sandbox import SandboxFilter, SandboxState
+from dsec.node import namespace
+from dsec.sdk.background import is_held
 
 if TYPE_CHECKING:
     from dsec.api.server import Serving
@@ -49,8 +51,11 @@ def up(options: Options, host: str, port: int, socket_only: bool, exit_when_idle
 
     The API listens on loopback; callers need the token in the state directory's file `token`, which its owner alone can
     read. The owner of the state directory needs no token at node.sock.
+
+    An ordinary user's node enters a user namespace first, which stays while its sandboxes do.
     """
     loaded = load(options)
+    namespace.enter(loaded.state_dir)
     keep_freed_memory(block_bytes=4 * MIB, free_bytes=16 * MIB)
 
     async def run() -> None:
@@ -136,6 +141,7 @@ def down(options: Options, destroy: bool) -> None:
     if destroy and state_dir.is_dir():
         for target in leave_host(state_dir):
             note(f"still in use: {target}")
+        namespace.leave(state_dir)
 
 
 async def _destroy_all(options: Options) -> int:

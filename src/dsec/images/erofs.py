@@ -23,6 +23,7 @@ from pathlib import Path
 from dsec.base.errors import StateCorruptedError
 from dsec.images.command import run
 from dsec.linux import mounts
+from dsec.linux.userns import is_host_root
 
 _FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
 """As bits of mount(2). The first three bits of fsmount(2)'s attributes mean the same."""
@@ -129,7 +130,7 @@ def missing_reason(scratch: Path) -> str:
     Args:
         scratch: an empty directory to try in.
     """
-    if os.geteuid() != 0:
+    if not is_host_root():
         return "mounting EROFS needs root"
     if shutil.which("mkfs.erofs") is None:
         return "mkfs.erofs is not installed (Debian package erofs-utils)"

@@ -13,6 +13,7 @@ from pathlib import Path
 from dsec.images import erofs
 from dsec.images.layers import LayerRecord, content_path, hex_of
 from dsec.linux import mounts
+from dsec.linux.userns import is_host_root
 from dsec.model.image import LayerFormat
 
 _BIND_FLAGS = mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
@@ -29,7 +30,7 @@ class LayerMounts:
     def __init__(self, root: Path, layers: Path) -> None:
         self._root = root
         self._layers = layers
-        self.are_real = os.geteuid() == 0
+        self.are_real = is_host_root()
         """Whether layers are mounted at all."""
 
     def ensure(self, record: LayerRecord) -> Path:

@@ -310,7 +310,7 @@ class TreeWriter:
     def _kept_xattrs(self, entry: Entry) -> Iterable[tuple[bytes, bytes]]:
         """Leave out attributes that mean something to the host: an archive must not steer overlayfs or SELinux."""
         for name, value in entry.xattrs.items():
-            if self._keep_devices or name.startswith(b"user.") or name == b"security.capability":
+            if self._keep_devices or name == b"security.capability" or _is_free(name):
                 yield name, value
             else:
                 self._left_out[f"attributes {name.decode(errors='replace')} left out"] += 1
@@ -344,6 +344,11 @@ _KINDS = {
     stat.S_IFDIR: EntryKind.DIRECTORY,
     stat.S_IFLNK: EntryKind.SYMBOLIC_LINK,
 } | {value: key for key, value in _NODE_TYPES.items()}
+
+
+def _is_free(xattr: bytes) -> bool:
+    """Whether an attribute means nothing to the host; an ordinary user's overlays read some of the user's own."""
+    return xattr.startswith(b"user.") and not xattr.startswith(b"user.overlay.")
 
 
 def _show(path: bytes) -> str:

@@ -113,6 +113,9 @@ def _keyed(path: Path | str) -> dict[str, int]:
 class Cgroups:
     """The groups below one parent group, such as ``dsec/7k2m9``."""
 
+    separates = True
+    """The processes of each child are known apart from those of the others."""
+
     def __init__(self, mounts: CgroupMounts, parent: str) -> None:
         self.mounts = mounts
         self.mode = mounts.mode

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from pathlib import Path
 
 from dsec.linux import syscalls
 
 CLONE_NEWUSER = 0x10000000
 IDS_PER_RANGE = 65_536
+_INITIAL_MAP = ["0", "0", "4294967295"]
+
+
+def is_host_root() -> bool:
+    """Whether this process is root in the initial user namespace, not only in one that an ordinary user made."""
+    return os.geteuid() == 0 and not in_user_namespace()
+
+
+def in_user_namespace() -> bool:
+    """Whether this process lives in a user namespace below the initial one."""
+    return Path("/proc/self/uid_map").read_text(encoding="ascii").split() != _INITIAL_MAP
 
 
 def make_user_namespace(first_host_id: int, count: int = IDS_PER_RANGE) -> int:

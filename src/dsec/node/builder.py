@@ -13,11 +13,15 @@ import anyio.to_thread
 from dsec.base.errors import CapabilityMissingError
 from dsec.images import recipes
 from dsec.images.store import LocalImageStore
+from dsec.linux.userns import is_host_root
+from dsec.node import namespace
+from dsec.node.delegation import delegated_group
 from dsec.node.host import SystemHost, boot_id
 from dsec.node.lock import hold_state, node_id
 from dsec.node.node import Node
 from dsec.node.parts import NodeParts
 from dsec.node.settings import NodeSettings, default_state_dir
+from dsec.runtimes.container.ordinary import OrdinaryUser
 from dsec.runtimes.container.runtime import ContainerRuntime, ContainerRuntimeSettings
 from dsec.runtimes.port import Runtime
 from dsec.state.btrfs import BtrfsWritableLayers
@@ -34,9 +38,15 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
     Raises:
         StateLockedError: another process is.
         StateCorruptedError: journal, image store or volume do not verify; nothing was changed.
-        CapabilityMissingError: this host can run nothing.
+        CapabilityMissingError: this host can run nothing; or this is an ordinary user's process that has not entered
+            the node's namespace.
     """
     state_dir = Path(settings.state_dir) if settings.state_dir else default_state_dir()
+    if namespace.is_ordinary_user():
+        raise CapabilityMissingError(
+            "an ordinary user's node lives in a namespace of its own, which a running program cannot enter",
+            resolution="start it with `dsec up`; the command line and the SDK do so in the background",
+        )
     async with AsyncExitStack() as stack:
         stack.enter_context(hold_state(state_dir))
         name = node_id(state_dir, os.urandom)
@@ -46,7 +56,7 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
         stack.callback(images.close)
         parts = NodeParts(
             node_id=name,
-            runtime=_runtime(settings, name),
+            runtime=_runtime(settings, name, state_dir),
             layers=storage.layers,
             images=images,
             ensure_image=lambda image: recipes.ensure(images, image),
@@ -61,8 +71,14 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
         yield node
 
 
-def _runtime(settings: NodeSettings, name: str) -> Runtime:
-    return ContainerRuntime(ContainerRuntimeSettings(node_id=name, runtime=settings.runtime))
+def _runtime(settings: NodeSettings, name: str, state_dir: Path) -> Runtime:
+    if is_host_root():
+        return ContainerRuntime(ContainerRuntimeSettings(node_id=name, runtime=settings.runtime))
+    run = namespace.run_directory(state_dir)
+    user = OrdinaryUser(group=delegated_group(state_dir, run))
+    return ContainerRuntime(
+        ContainerRuntimeSettings(node_id=name, runtime=settings.runtime, run_directory=run, ordinary_user=user)
+    )
 
 
 @dataclass(frozen=True, slots=True)

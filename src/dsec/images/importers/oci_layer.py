@@ -9,7 +9,6 @@ Source: OCI image specification 1.1, "Image Layer Filesystem Changeset".
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from dsec.base.errors import InvalidRequestError, UnsafeArchiveError
@@ -20,6 +19,7 @@ from dsec.images.importers.rootfs_tar import stream_limit
 from dsec.images.importers.tar_reader import TarReader
 from dsec.images.store import LocalImageStore
 from dsec.images.tree_writer import TreeWriter
+from dsec.linux.userns import is_host_root
 
 _PREFIX = b".wh."
 _OPAQUE = b".wh..wh..opq"
@@ -30,7 +30,7 @@ class LayerWriter:
 
     def __init__(self, writer: TreeWriter) -> None:
         self._writer = writer
-        self._opaque = opaque_xattrs(privileged=os.geteuid() == 0)
+        self._opaque = opaque_xattrs(privileged=is_host_root())
 
     def add(self, entry: Entry, reader: TarReader) -> None:
         """Write an entry or what its whiteout means."""

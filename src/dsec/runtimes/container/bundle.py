@@ -73,6 +73,7 @@ class BundleRequest:
         seccomp: an OCI seccomp object, or None when `seccomp_program` is given.
         seccomp_program: a compiled filter (base64) that crun takes as it is.
         cgroups_path: for runtimes that must manage cgroups themselves.
+        id_map: first id inside, first host id and length of each piece; None: one piece from `first_host_id` on.
     """
 
     rootfs: str
@@ -83,14 +84,15 @@ class BundleRequest:
     seccomp: Mapping[str, Any] | None
     seccomp_program: str | None = None
     cgroups_path: str | None = None
+    id_map: Sequence[tuple[int, int, int]] | None = None
 
 
 def runtime_config(request: BundleRequest) -> dict[str, Any]:
     """Return config.json."""
     linux: dict[str, Any] = {
         "namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "user", "cgroup")],
-        "uidMappings": _id_map(request.first_host_id),
-        "gidMappings": _id_map(request.first_host_id),
+        "uidMappings": _id_map(request),
+        "gidMappings": _id_map(request),
         "maskedPaths": list(_MASKED_PATHS),
         "readonlyPaths": list(_READONLY_PATHS),
     }
@@ -121,8 +123,9 @@ def runtime_config(request: BundleRequest) -> dict[str, Any]:
     return config
 
 
-def _id_map(first_host_id: int) -> list[dict[str, int]]:
-    return [{"containerID": 0, "hostID": first_host_id, "size": IDS_PER_RANGE}]
+def _id_map(request: BundleRequest) -> list[dict[str, int]]:
+    pieces = request.id_map or ((0, request.first_host_id, IDS_PER_RANGE),)
+    return [{"containerID": inside, "hostID": host, "size": size} for inside, host, size in pieces]
 
 
 def _mounts(init: str) -> list[dict[str, Any]]:

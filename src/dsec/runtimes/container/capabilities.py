@@ -6,13 +6,26 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from dsec.base.errors import CapabilityMissingError
-from dsec.linux.cgroups import Cgroups
 from dsec.model.capability import Capability, CapabilityReport
 from dsec.runtimes.container.flavour import Flavour
+from dsec.runtimes.container.groups import Groups
+from dsec.runtimes.container.ungrouped import GET_GROUPS, NO_GROUPS
 
 _T = TypeVar("_T")
 _NO_CONTROLLER = "the {controller} controller is not in any hierarchy that this node may write"
 _GET_CONTROLLER = "run as root, or have the controller delegated (systemd: Delegate=yes for the user's slice)"
+
+_SHARED_IDS = "all sandboxes of an ordinary user's node share the user's subordinate ids"
+_NEED_GROUPS = {
+    Capability.MEMORY_LIMIT: "nothing bounds memory",
+    Capability.SWAP_LIMIT: "nothing bounds swap",
+    Capability.CPU_LIMIT: "nothing bounds processor time",
+    Capability.PIDS_LIMIT: "nothing bounds the number of processes",
+    Capability.PRESSURE: "nobody counts",
+    Capability.PAUSE: "nothing freezes all processes at once",
+    Capability.PROCESS_TREE_KILL: "daemons of one command cannot be told from those of another, so that killing one"
+    " command ends every process of its sandbox",
+}
 
 _ALWAYS = (
     Capability.USER_NAMESPACE,
@@ -33,16 +46,28 @@ def require(found: _T | None, what: str, resolution: str) -> _T:
     return found
 
 
-def report_capabilities(cgroups: Cgroups, flavour: Flavour) -> tuple[CapabilityReport, ...]:
-    """Return a report for every capability that a container runtime can have."""
-    lacks = dict(flavour.missing)
+def report_capabilities(
+    groups: Groups, flavour: Flavour, *, ordinary_user: bool = False
+) -> tuple[CapabilityReport, ...]:
+    """Return a report for every capability that a container runtime can have.
+
+    Args:
+        groups: the node's.
+        flavour: the OCI runtime's.
+        ordinary_user: whether the node is root in a user namespace only.
+    """
+    lacks = {capability: (reason, "") for capability, reason in flavour.missing}
+    if ordinary_user:
+        lacks[Capability.PRIVATE_ID_RANGE] = (_SHARED_IDS, "run as root, who may ID-map layers")
+    if not groups.separates:
+        lacks |= {capability: (f"{NO_GROUPS}: {why}", GET_GROUPS) for capability, why in _NEED_GROUPS.items()}
     return tuple(
-        report if report.capability not in lacks else _missing(report.capability, lacks[report.capability], "")
-        for report in _reports(cgroups)
+        report if report.capability not in lacks else _missing(report.capability, *lacks[report.capability])
+        for report in _reports(groups)
     )
 
 
-def _reports(cgroups: Cgroups) -> Iterator[CapabilityReport]:
+def _reports(cgroups: Groups) -> Iterator[CapabilityReport]:
     for capability in _ALWAYS:
         yield CapabilityReport(capability=capability, available=True)
     controllers = cgroups.controllers()

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 
 from dsec.base.errors import SandboxExitedError
-from dsec.linux.cgroups import Cgroups
 from dsec.model.process import Stream, TerminalSize
 from dsec.model.sandbox import SandboxStats
 from dsec.runtimes.container.bundle import ProcessIdentity, process_document
@@ -31,6 +30,7 @@ from dsec.runtimes.container.durable import DurableProcess
 from dsec.runtimes.container.failures import host_error
 from dsec.runtimes.container.files import ContainerFiles
 from dsec.runtimes.container.group import CommandGroup
+from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.container.output import Drain, OutputReader
 from dsec.runtimes.container.paths import InstancePaths
 from dsec.runtimes.container.process import ContainerProcess
@@ -38,6 +38,7 @@ from dsec.runtimes.container.record import InstanceRecord
 from dsec.runtimes.container.root import RootHandle
 from dsec.runtimes.container.start_check import check_start
 from dsec.runtimes.container.terminal import ConsoleSocket, open_terminal
+from dsec.runtimes.container.ungrouped import EVERYTHING
 from dsec.runtimes.container.users import ResolvedUser, resolve_user
 from dsec.runtimes.container.waiting import wait_empty, wait_frozen
 from dsec.runtimes.port import Process, SpawnRequest
@@ -68,11 +69,12 @@ class ContainerInstance:
         paths: InstancePaths,
         record: InstanceRecord,
         program: RuntimeProgram,
-        cgroups: Cgroups,
+        cgroups: Groups,
         discard: Callable[[str], Awaitable[None]],
         file_limiter: anyio.CapacityLimiter,
     ) -> None:
         self.instance_id = instance_id
+        self.init_pid = pid
         self._paths = paths
         self._record = record
         self._program = program
@@ -91,7 +93,11 @@ class ContainerInstance:
 
     def _open_root(self, pid: int) -> int:
         where = self._paths.rootfs if self._program.flavour.own_kernel else f"/proc/{pid}/root"
-        root = os.open(where, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            root = os.open(where, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            os.close(self._pidfd)
+            raise SandboxExitedError(f"{self.instance_id}: its init has ended", detail=str(error)) from error
         if not self.is_alive():  # The pid could have been somebody else's by the time its root was opened.
             os.close(root)
             os.close(self._pidfd)
@@ -103,6 +109,10 @@ class ContainerInstance:
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         return not poller.poll(0)
+
+    def command_groups(self) -> tuple[str, ...]:
+        """Names of the groups that commands have now: those that run, and those that left something running."""
+        return self._cgroups.children(self.instance_id)
 
     def _require_alive(self) -> None:
         if self._terminated or self._pidfd < 0:
@@ -290,6 +300,10 @@ class ContainerInstance:
     async def kill_processes(self) -> None:
         self._require_alive()
         await self._end_children(frozenset())
+        if not self._cgroups.separates:
+            self._cgroups.kill(self.instance_id, EVERYTHING)
+            await wait_empty(self._cgroups, self.instance_id, EVERYTHING)
+            self._cgroups.remove_child(self.instance_id, EVERYTHING)
 
     async def _end_children(self, keep: frozenset[str]) -> None:
         children = [child for child in self._cgroups.children(self.instance_id) if child not in keep]

@@ -27,7 +27,7 @@ class OverlayRequest:
         target: existing empty directory.
         layer_paths: from the lowest up.
         upper, work: directories of one writable layer; they have one parent.
-        user_namespace_fd: namespace whose map the layers get.
+        user_namespace_fd: namespace whose map the layers get; None: they are taken as they are, by an ordinary user.
         first_host_id: host id of the root inside.
     """
 
@@ -35,7 +35,7 @@ class OverlayRequest:
     layer_paths: Sequence[Path]
     upper: Path
     work: Path
-    user_namespace_fd: int
+    user_namespace_fd: int | None
     first_host_id: int
 
 
@@ -57,6 +57,9 @@ class OverlayMounter:
             RuntimeFailedError: the kernel refused, with its words.
         """
         try:
+            if request.user_namespace_fd is None:
+                _mount_as_user(request)
+                return
             if self._detached:
                 try:
                     _mount(request, _detached_layers)
@@ -88,6 +91,17 @@ def _mount(request: OverlayRequest, layers: LayerPaths) -> None:
             os.close(overlay)
 
 
+def _mount_as_user(request: OverlayRequest) -> None:
+    """Mount in a user namespace: overlayfs keeps its own attributes in ``user.``, since ``trusted.`` is the host's."""
+    options: list[tuple[str, str | None]] = [("lowerdir+", str(path)) for path in reversed(request.layer_paths)]
+    options += [("upperdir", str(request.upper)), ("workdir", str(request.work)), ("xino", "off"), ("userxattr", None)]
+    overlay = mounts.new_mount("overlay", options)
+    try:
+        mounts.move_mount(overlay, request.target)
+    finally:
+        os.close(overlay)
+
+
 @contextmanager
 def _mapped(paths: Sequence[Path], user_namespace_fd: int) -> Iterator[list[int]]:
     descriptors: list[int] = []
@@ -108,6 +122,7 @@ def _sources(request: OverlayRequest) -> list[Path]:
 
 @contextmanager
 def _detached_layers(request: OverlayRequest) -> Iterator[tuple[list[str], str]]:
+    assert request.user_namespace_fd is not None
     with _mapped(_sources(request), request.user_namespace_fd) as descriptors:
         paths = [f"/proc/self/fd/{descriptor}" for descriptor in descriptors]
         yield paths[:-1], paths[-1]
@@ -115,6 +130,7 @@ def _detached_layers(request: OverlayRequest) -> Iterator[tuple[list[str], str]]
 
 @contextmanager
 def _attached_layers(request: OverlayRequest) -> Iterator[tuple[list[str], str]]:
+    assert request.user_namespace_fd is not None
     staging = request.target.parent / "layers"
     with ExitStack() as stack, _mapped(_sources(request), request.user_namespace_fd) as descriptors:
         paths = [staging / str(index) for index in range(len(descriptors))]

@@ -7,14 +7,20 @@ import os
 import platform
 import resource
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 
-from dsec.base.errors import AlreadyExistsError, CapabilityMissingError, InvalidStateError, RuntimeFailedError
+from dsec.base.errors import (
+    AlreadyExistsError,
+    CapabilityMissingError,
+    InvalidStateError,
+    RuntimeFailedError,
+    SandboxExitedError,
+)
 from dsec.linux import mounts
 from dsec.linux.cgroups import CgroupLimits, CgroupMounts, Cgroups
 from dsec.linux.userns import UserNamespaces
@@ -26,8 +32,10 @@ from dsec.runtimes.container.child import GATE_DESCRIPTOR, HostChild, bounded_re
 from dsec.runtimes.container.command import LOG_DESCRIPTOR, Pipes, RuntimeProgram, find_program
 from dsec.runtimes.container.failures import classify, host_error, logged_errors
 from dsec.runtimes.container.flavour import flavour_of
+from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.container.hierarchies import own_hierarchies, remove_everywhere
 from dsec.runtimes.container.instance import ContainerInstance
+from dsec.runtimes.container.ordinary import SHARED_ID_MAP, OrdinaryUser, open_groups
 from dsec.runtimes.container.overlay import OverlayMounter, OverlayRequest
 from dsec.runtimes.container.paths import InstancePaths
 from dsec.runtimes.container.record import InstanceRecord, forget_groups
@@ -60,6 +68,7 @@ class ContainerRuntimeSettings:
         runtime: name or path of the OCI runtime.
         launches_at_once: OCI runtimes that start instances side by side; more only queue for the processor.
         file_threads: threads that read and write files of sandboxes from outside.
+        ordinary_user: how to run as root of a user namespace only; None: as root of the host.
     """
 
     node_id: str
@@ -67,6 +76,7 @@ class ContainerRuntimeSettings:
     runtime: str = "crun"
     launches_at_once: int = 2 * (os.cpu_count() or 1)
     file_threads: int = 16
+    ordinary_user: OrdinaryUser | None = None
 
 
 class ContainerRuntime:
@@ -90,16 +100,27 @@ class ContainerRuntime:
     async def open(self) -> None:
         if self._open is not None:
             return
-        found = require(CgroupMounts.find(), "cgroup v2", "mount -t cgroup2 none /sys/fs/cgroup (or .../unified)")
         program = require(_find(self._settings.runtime), self._settings.runtime, f"apt-get install {self.name}")
         init = require(_find(INIT_PROGRAM), INIT_PROGRAM, f"apt-get install {INIT_PROGRAM}")
-        own_hierarchies(found)
         self._open_files = _allow_open_files(OPEN_FILES)
-        cgroups = Cgroups(found, f"dsec/{self._settings.node_id}")
+        cgroups = self._groups()
         cgroups.open()
         self._run_directory.mkdir(parents=True, exist_ok=True, mode=0o711)
         self._filter = specialise(load_profile(), platform.machine(), CAPABILITIES)
         self._open = _OpenHost(cgroups=cgroups, program=RuntimeProgram(flavour=self._flavour, path=program), init=init)
+
+    def _groups(self) -> Groups:
+        user = self._settings.ordinary_user
+        if user is not None:
+            if self.name != "crun":
+                raise CapabilityMissingError(
+                    f"{self.name} is not run for ordinary users",
+                    resolution="use crun, or run the node as root",
+                )
+            return open_groups(user, self._settings.node_id, self._run_directory)
+        found = require(CgroupMounts.find(), "cgroup v2", "mount -t cgroup2 none /sys/fs/cgroup (or .../unified)")
+        own_hierarchies(found)
+        return Cgroups(found, f"dsec/{self._settings.node_id}")
 
     async def close(self) -> None:
         for instance in list(self._instances.values()):
@@ -115,7 +136,8 @@ class ContainerRuntime:
         return self._open
 
     def capabilities(self) -> tuple[CapabilityReport, ...]:
-        return report_capabilities(self._host.cgroups, self._flavour)
+        ordinary = self._settings.ordinary_user is not None
+        return report_capabilities(self._host.cgroups, self._flavour, ordinary_user=ordinary)
 
     def _paths(self, instance_id: str) -> InstancePaths:
         return InstancePaths(self._run_directory / instance_id)
@@ -123,6 +145,8 @@ class ContainerRuntime:
     # -- launching ------------------------------------------------------------------------------------------------
 
     async def launch(self, request: LaunchRequest) -> Instance:
+        if self._settings.ordinary_user is not None:
+            request = replace(request, first_host_id=0)
         self._refuse_unenforceable(request)
         async with self._launching:
             self._claim(request.instance_id)
@@ -145,6 +169,13 @@ class ContainerRuntime:
                     detail=report.reason,
                     resolution=report.resolution or f"leave {name} open",
                 )
+        cpu = reports[Capability.CPU_LIMIT]
+        if request.qos is QosClass.BEST_EFFORT and not cpu.available:
+            raise CapabilityMissingError(
+                f"best effort needs {cpu.capability.value}, which is missing",
+                detail=cpu.reason,
+                resolution=cpu.resolution,
+            )
         if (request.resources.open_files or 0) > self._open_files:
             raise CapabilityMissingError(
                 f"open_files: this host lets a process open at most {self._open_files} files",
@@ -184,13 +215,14 @@ class ContainerRuntime:
         return self._take(request.instance_id, paths, record)
 
     def _mount_root(self, request: LaunchRequest, paths: InstancePaths) -> None:
+        ordinary = self._settings.ordinary_user is not None
         self._mounter.mount(
             OverlayRequest(
                 target=paths.rootfs,
                 layer_paths=request.layer_paths,
                 upper=request.upper,
                 work=request.work,
-                user_namespace_fd=self._namespaces.get(request.first_host_id),
+                user_namespace_fd=None if ordinary else self._namespaces.get(request.first_host_id),
                 first_host_id=request.first_host_id,
             )
         )
@@ -208,6 +240,7 @@ class ContainerRuntime:
                 seccomp=self._filter if compiled is None else None,
                 seccomp_program=compiled,
                 cgroups_path=group if self._flavour.manages_cgroups else None,
+                id_map=None if self._settings.ordinary_user is None else SHARED_ID_MAP,
             )
         )
 
@@ -283,7 +316,7 @@ class ContainerRuntime:
             return None
         try:
             instance = self._take(instance_id, paths, record)
-        except ProcessLookupError:
+        except (ProcessLookupError, SandboxExitedError):
             return None
         if paths.rootfs.is_mount() and not self._flavour.own_kernel:
             mounts.unmount(paths.rootfs, detach=True)
@@ -311,7 +344,7 @@ class ContainerRuntime:
 class _OpenHost:
     """What `open` found on the host."""
 
-    cgroups: Cgroups
+    cgroups: Groups
     program: RuntimeProgram
     init: str
 

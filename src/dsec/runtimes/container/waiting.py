@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 
 from dsec.base.errors import RuntimeFailedError
-from dsec.linux.cgroups import Cgroups
+from dsec.runtimes.container.groups import Groups
 
 END_LIMIT_S = 30.0
 """A killed process ends as soon as it leaves the kernel; one that does not in this time is stuck in a driver."""
@@ -51,7 +51,7 @@ async def _first(
             until.remove_done_callback(report)
 
 
-async def _wait_for(cgroups: Cgroups, group: str, child: str | None, condition: Callable[[], bool], what: str) -> None:
+async def _wait_for(cgroups: Groups, group: str, child: str | None, condition: Callable[[], bool], what: str) -> None:
     try:
         with anyio.fail_after(END_LIMIT_S):
             while not condition():
@@ -72,7 +72,7 @@ async def _wait_for(cgroups: Cgroups, group: str, child: str | None, condition: 
         ) from error
 
 
-async def wait_empty(cgroups: Cgroups, group: str, child: str | None = None) -> None:
+async def wait_empty(cgroups: Groups, group: str, child: str | None = None) -> None:
     """Wait until every process of a group is seen to be gone; at once when the group does not exist.
 
     Raises:
@@ -81,6 +81,6 @@ async def wait_empty(cgroups: Cgroups, group: str, child: str | None = None) -> 
     await _wait_for(cgroups, group, child, lambda: not cgroups.is_populated(group, child), "its processes did not end")
 
 
-async def wait_frozen(cgroups: Cgroups, group: str) -> None:
+async def wait_frozen(cgroups: Groups, group: str) -> None:
     """Wait until every process of a group is frozen. Raises as `wait_empty`."""
     await _wait_for(cgroups, group, None, lambda: cgroups.is_frozen(group), "its processes did not freeze")

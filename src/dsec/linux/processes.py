@@ -1,0 +1,82 @@
+"""Know a process again: a pid is used anew once its process has ended, a pid with its start time on one boot is not.
+
+Source: proc_pid_stat(5), field 22; random(4).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process of this host, of any time.
+
+    Attributes:
+        pid: its process id.
+        start_ticks: clock ticks from boot to its start.
+        boot: id of the boot.
+    """
+
+    pid: int
+    start_ticks: int
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity | None:
+        """Return the identity of the process that has this pid now; None when there is none, or only a zombie."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf8", errors="replace")
+        except OSError:
+            return None
+        # The program's name stands in parentheses and may hold any character.
+        fields = stat.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else cls(pid, int(fields[19]), _boot())
+
+    @classmethod
+    def parse(cls, text: str) -> ProcessIdentity | None:
+        """Return what `str` wrote; None for anything else."""
+        words = text.split()
+        if len(words) != 3 or not (words[0].isdigit() and words[1].isdigit()):
+            return None
+        return cls(int(words[0]), int(words[1]), words[2])
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.start_ticks} {self.boot}"
+
+    def open(self) -> int | None:
+        """Return a pidfd of this very process; None when it has ended."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except OSError:
+            return None
+        # Looked at after the descriptor is open: from here on the pid cannot pass to somebody else unnoticed.
+        if ProcessIdentity.of(self.pid) == self:
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return ProcessIdentity.of(self.pid) == self
+
+    def send(self, number: int) -> None:
+        """Send a signal to this very process. No error when it has ended."""
+        descriptor = self.open()
+        if descriptor is None:
+            return
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(descriptor)
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,0 +1,118 @@
+"""Start a node of this host in the background: a process of its own that outlives whoever needed it first.
+
+Several programs may start at once: each starts a node, one of them gets the state directory's lock, and all talk to
+that one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+from dsec.base.errors import InvalidRequestError, NodeUnavailableError, PlatformError
+from dsec.sdk.connect import answers
+
+START_TIMEOUT_S = 60.0
+"""A node that adopts thousands of sandboxes needs some seconds; one that needs a minute has a problem to be told."""
+IDLE_EXIT_S = 600
+"""A background node leaves after this time without a request and without a sandbox to look after."""
+_POLL_S = 0.02
+_LOG_TAIL_LINES = 12
+
+
+def node_argv(state_dir: Path, options: Sequence[str] = ()) -> list[str]:
+    """Return the command line of a background node.
+
+    Args:
+        state_dir: its state directory.
+        options: further global options of the command line.
+    """
+    argv = [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), "--log-format", "json", *options]
+    return [*argv, "up", "--socket-only", "--exit-when-idle", str(IDLE_EXIT_S)]
+
+
+async def start_background_node(argv: Sequence[str], state_dir: Path) -> None:
+    """Start a node and return when its socket answers. What it says is in ``node.log`` of the state directory.
+
+    Raises:
+        NodeUnavailableError: it ended, or did not answer in time.
+        InvalidRequestError: the state directory cannot be made.
+    """
+    _make_state_dir(state_dir)
+    log = state_dir / "node.log"
+    child = _spawn(argv, log)
+    try:
+        with anyio.move_on_after(START_TIMEOUT_S):
+            await _wait_answers(child, state_dir, log)
+            return
+        raise NodeUnavailableError(
+            f"the node in {state_dir} does not answer after {START_TIMEOUT_S:g} s", detail=_tail(log),
+            resolution="run `dsec up` in the foreground and look what it waits for",
+        )  # fmt: skip
+    finally:
+        child.returncode = child.returncode if child.poll() is not None else 0  # It outlives us: nobody waits for it.
+
+
+def _make_state_dir(state_dir: Path) -> None:
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"{state_dir} cannot be made", detail=error.strerror or "", resolution="choose another with --state-dir"
+        ) from error
+
+
+def _spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own (setsid(2)), so that no terminal's hang-up or interrupt reaches it."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+
+
+async def _wait_answers(child: subprocess.Popen[bytes], state_dir: Path, log: Path) -> None:
+    while not await answers(state_dir / "node.sock"):
+        if child.poll() is not None and not is_held(state_dir):
+            raise _ended(child.returncode, state_dir, log)
+        await anyio.sleep(_POLL_S)
+
+
+def _ended(status: int, state_dir: Path, log: Path) -> PlatformError:
+    return NodeUnavailableError(
+        f"the node in {state_dir} ended with status {status}", detail=_tail(log),
+        resolution="`dsec doctor` says what this host lacks; `dsec up` shows the failure in the foreground",
+    )  # fmt: skip
+
+
+def is_held(state_dir: Path) -> bool:
+    """Tell whether a live process holds the state directory's lock."""
+    try:
+        with open(state_dir / "node.lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf8", errors="replace").splitlines()
+    except OSError:
+        return "it wrote no log"
+    return "\n".join(lines[-_LOG_TAIL_LINES:])
