@@ -13,10 +13,10 @@ import os
 import signal
 import time
 
-from dsec.base.errors import DsecError, InvalidRequestError, SandboxExitedError
+from dsec.base.errors import DsecError, InvalidRequestError, RuntimeFailedError, SandboxExitedError
 from dsec.model.process import ExitStatus, Stream, TerminalSize
 from dsec.runtimes.container.child import HostChild, bounded_read
-from dsec.runtimes.container.failures import classify, logged_errors
+from dsec.runtimes.container.failures import classify, logged_errors, process_limit_error
 from dsec.runtimes.container.group import CommandGroup
 from dsec.runtimes.container.output import OutputReader
 from dsec.runtimes.container.terminal import resize_terminal
@@ -93,6 +93,11 @@ class ContainerProcess:
             if oom_killed:
                 message = f"out of memory: {message}"
             return classify(message, program=self._program, cwd=self._cwd)
+        if code == -signal.SIGPIPE and not self._killed:
+            # crun dies so when the process that it prepares could not fork (it writes to a pipe that nobody reads).
+            if self._group.process_limit_was_hit():
+                return process_limit_error()
+            return RuntimeFailedError(f"the OCI runtime died while it started {self._program!r}")
         if code < 0:
             code = 128 - code
         number = code - 128 if 128 < code < 128 + signal.NSIG else None
@@ -170,6 +175,9 @@ class ContainerProcess:
             raise InvalidRequestError(f"{self.process_id} has no terminal", resolution="start it with one")
         if self._stdin is not None:
             resize_terminal(self._stdin, size)
+            if not self._child.has_ended:
+                # A runtime that copies between two terminals passes the size on when it hears of it; others ignore it.
+                os.kill(self._child.pid, signal.SIGWINCH)
 
     async def kill(self) -> None:
         self._killed = True
