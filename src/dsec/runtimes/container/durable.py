@@ -49,12 +49,14 @@ shift
 read -r _ <&{GATE_DESCRIPTOR} || exit 1
 exec {GATE_DESCRIPTOR}<&- 5<>status 6<>release
 : >started
-"$@" >&3 2>&4 3>&- 4>&- 5>&- 6>&- 7<&- 8<&-
+(exec "$@" >&3 2>&4 3>&- 4>&- 5>&- 6>&- 7<&- 8<&-)
 code=$?
 echo "$code" >exit.new && mv exit.new exit
 echo "$code" >&5
 read -r _ <&6
 """
+"""The runtime is executed in a subshell: without one, shells redirect themselves for the time of a command, and the
+descriptors would not be where a later node looks for them."""
 
 _FIFOS = ("status", "release")
 _WRITE_ENDS = {Stream.STDOUT: 3, Stream.STDERR: 4}
