@@ -92,7 +92,10 @@ class ContainerProcess:
         if message and not self._killed:
             if oom_killed:
                 message = f"out of memory: {message}"
-            return classify(message, program=self._program, cwd=self._cwd)
+            error = classify(message, program=self._program, cwd=self._cwd)
+            if isinstance(error, RuntimeFailedError) and self._group.process_limit_was_hit():
+                return process_limit_error()  # crun says no more than "fail startup" when it cannot fork.
+            return error
         if code == -signal.SIGPIPE and not self._killed:
             # crun dies so when the process that it prepares could not fork (it writes to a pipe that nobody reads).
             if self._group.process_limit_was_hit():
