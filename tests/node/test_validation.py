@@ -6,11 +6,11 @@ import pytest
 
 from dsec.base.errors import CapabilityMissingError, HostDiskFullError, HostOutOfMemoryError, NodeUnavailableError
 from dsec.base.units import GIB, MIB
-from dsec.model.capability import Capability, CapabilityReport
+from dsec.model.capability import LIMIT_CAPABILITIES, Capability, CapabilityReport
 from dsec.model.sandbox import DEFAULT_RESOURCES, ExpiryAction, Lifetime, Network, Resources, SandboxSpec
 from dsec.node.admission import admit
 from dsec.node.settings import NodeSettings
-from dsec.node.validation import LIMIT_CAPABILITIES, merged_reports, resolve_spec
+from dsec.node.validation import merged_reports, resolve_spec
 
 
 def reports(*available: Capability) -> dict[Capability, CapabilityReport]:

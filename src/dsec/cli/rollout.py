@@ -39,6 +39,7 @@ def rollout() -> None:
 @click.option("--filter", "pattern", default="*", metavar="GLOB", help="Run only tasks with such names.")
 @click.option("--verify-in", type=click.Choice(["same", "clean"]), default="same", help="Sandbox of the tests.  [same]")
 @click.option("--network", type=click.Choice(["declared", "none"]), default="declared", help="What tasks get.")
+@click.option("--limits", type=click.Choice(["declared", "available"]), default="declared", help="Which tasks get.")
 @click.option("--skip-broken", is_flag=True, help="Leave out tasks that are broken or cannot run here.")
 @click.option("--expect", type=click.Choice(_OUTCOMES), help="Exit with 1 unless every attempt ends so.")
 @click.option("--create-timeout", default=30.0, show_default=True, help="Seconds a sandbox may take to come up.")
@@ -57,6 +58,7 @@ def run(
     pattern: str,
     verify_in: str,
     network: str,
+    limits: str,
     skip_broken: bool,
     expect: str | None,
     create_timeout: float,
@@ -89,6 +91,7 @@ def run(
             concurrency=2 * (os.cpu_count() or 1) if concurrency is None else concurrency,
             verify_in=VerifyIn(verify_in),
             without_network=network == "none",
+            available_limits=limits == "available",
             create_timeout_s=create_timeout,
             environ=dict(os.environ),
         ),

@@ -218,7 +218,13 @@ class _Storage:
             unmount(entry.target, detach=True)
 
     def buildah(
-        self, command: Sequence[str], work: WorkDirectory, *, progress: Progress = silent, output: Path | None = None
+        self,
+        command: Sequence[str],
+        work: WorkDirectory,
+        *,
+        progress: Progress = silent,
+        output: Path | None = None,
+        cwd: Path | None = None,
     ) -> None:
         """Run a buildah command on this storage."""
         roots = [f"--root={self._root / 'storage'}", f"--runroot={self._root / 'run'}"]
@@ -229,7 +235,7 @@ class _Storage:
             run(argv, package="buildah", progress=progress, env=environment, keep_fds=locks)
             return
         with output.open("wb") as file:
-            run(argv, package="buildah", progress=progress, env=environment, keep_fds=locks, stdout=file)
+            run(argv, package="buildah", progress=progress, env=environment, keep_fds=locks, stdout=file, cwd=cwd)
 
     def _driver(self) -> str:
         """Return ``overlay``, or ``vfs`` where the state directory lies on an overlay itself. Once chosen it stays."""
@@ -249,7 +255,8 @@ class _Storage:
                 progress(f"handing the base image {image.name} to buildah; this happens once")
                 export_oci_layout(self._store, image.name, work.path / "base")
                 pulled = work.path / "pulled"
-                self.buildah(["pull", "--quiet", f"oci:{work.path / 'base'}:latest"], work, output=pulled)
+                # By a relative path: buildah makes a name of it, in which a path's dots and capitals are not allowed.
+                self.buildah(["pull", "--quiet", "oci:base:latest"], work, output=pulled, cwd=work.path)
                 self.buildah(["tag", pulled.read_text().split()[-1], reference], work)
         return reference
 

@@ -29,6 +29,16 @@ class Capability(enum.Enum):
     NETWORK_ALLOW = "network_allow"
 
 
+LIMIT_CAPABILITIES = {
+    "cpu_millis": Capability.CPU_LIMIT,
+    "memory_bytes": Capability.MEMORY_LIMIT,
+    "swap_bytes": Capability.SWAP_LIMIT,
+    "disk_bytes": Capability.DISK_QUOTA,
+    "pids": Capability.PIDS_LIMIT,
+}
+"""What each field of `dsec.model.sandbox.Resources` depends on."""
+
+
 class CapabilityReport(Value, frozen=True):
     """Whether one capability is there.
 

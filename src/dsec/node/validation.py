@@ -10,7 +10,7 @@ import msgspec
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError
 from dsec.base.ids import MAX_ID_LENGTH
 from dsec.base.units import KIB, MIB, format_size
-from dsec.model.capability import Capability, CapabilityReport
+from dsec.model.capability import LIMIT_CAPABILITIES, Capability, CapabilityReport
 from dsec.model.files import MAXIMUM_PATH_BYTES
 from dsec.model.process import CommandRequest, TerminalSize
 from dsec.model.sandbox import MINIMUM_MEMORY_BYTES, ExpiryAction, Lifetime, Resources, SandboxSpec
@@ -27,13 +27,6 @@ MAXIMUM_STDIN_BYTES = 64 * MIB
 
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
-LIMIT_CAPABILITIES = {
-    "cpu_millis": Capability.CPU_LIMIT,
-    "memory_bytes": Capability.MEMORY_LIMIT,
-    "swap_bytes": Capability.SWAP_LIMIT,
-    "disk_bytes": Capability.DISK_QUOTA,
-    "pids": Capability.PIDS_LIMIT,
-}
 _LEAST = {"cpu_millis": 10, "memory_bytes": MINIMUM_MEMORY_BYTES, "swap_bytes": 0, "disk_bytes": 64 * KIB, "pids": 4}
 _LEAST["open_files"] = 16
 _MOST = 1 << 60

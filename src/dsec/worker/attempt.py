@@ -38,7 +38,7 @@ from dsec.worker.result import AttemptResult, TestsRecord, excerpt
 from dsec.worker.settings import RolloutSettings, VerifyIn
 from dsec.worker.stages import Stage, Stopwatch
 from dsec.worker.tasks.images import TaskImages
-from dsec.worker.tasks.support import task_network
+from dsec.worker.tasks.support import task_network, task_resources
 from dsec.worker.tasks.task import Task
 from dsec.worker.tasks.variables import resolve_variables
 from dsec.worker.toolbox import Toolbox
@@ -182,7 +182,7 @@ class Attempt:
         maximum_s = task.agent_timeout_s + task.verifier_timeout_s + LIFETIME_SLACK_S
         return SandboxSpec(
             image=image,
-            resources=task.environment.resources,
+            resources=task_resources(task, settings.left_out_limits),
             user=task.agent_user,
             env=resolve_variables(task.environment.env, settings.environ, task=task.name),
             workdir=task.environment.workdir,

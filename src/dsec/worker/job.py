@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -23,7 +23,7 @@ from dsec.worker.settings import RolloutSettings
 from dsec.worker.summary import Summary
 from dsec.worker.tasks.discovery import TaskSet, discover
 from dsec.worker.tasks.images import ImageBuilder
-from dsec.worker.tasks.support import check_support
+from dsec.worker.tasks.support import check_support, unenforceable_limits
 from dsec.worker.tasks.task import Task
 
 Warn = Callable[[str], None]
@@ -68,20 +68,22 @@ class _Selection:
 
 
 def _problem(
-    task: Task, policy: PolicySource, reports: Sequence[CapabilityReport], without_network: bool
+    task: Task, policy: PolicySource, reports: Sequence[CapabilityReport], settings: RolloutSettings
 ) -> DsecError | None:
     try:
         policy.check(task)
-        check_support(task, reports, without_network=without_network)
+        check_support(task, reports, without_network=settings.without_network, left_out_limits=settings.left_out_limits)
     except DsecError as error:
         return error
     return None
 
 
-def _select(found: TaskSet, policy: PolicySource, reports: Sequence[CapabilityReport], none: bool) -> _Selection:
+def _select(
+    found: TaskSet, policy: PolicySource, reports: Sequence[CapabilityReport], settings: RolloutSettings
+) -> _Selection:
     problems: dict[str, DsecError] = dict(found.broken)
     for task in found.tasks:
-        if (error := _problem(task, policy, reports, none)) is not None:
+        if (error := _problem(task, policy, reports, settings)) is not None:
             problems[task.name] = error
     return _Selection(tasks=tuple(task for task in found.tasks if task.name not in problems), skipped=problems)
 
@@ -106,6 +108,14 @@ def _warnings(tasks: Sequence[Task], warn: Warn) -> None:
     unknown = sorted({key for task in tasks for key in task.unknown_keys})
     if unknown:
         warn(f"keys of task.toml that DSec does not know: {', '.join(unknown[:10])}")
+
+
+def _settled(settings: RolloutSettings, reports: Sequence[CapabilityReport], warn: Warn) -> RolloutSettings:
+    """Find out which limits are left out, if the user said so, and say it."""
+    left_out = unenforceable_limits(reports) if settings.available_limits else frozenset()
+    if left_out:
+        warn(f"tasks are run without limits of {', '.join(sorted(left_out))}: this node cannot enforce them")
+    return replace(settings, left_out_limits=left_out)
 
 
 async def run_rollout(
@@ -135,11 +145,13 @@ async def run_rollout(
     check_settings(request.settings)
     policy = load_policy(request.policy)
     found = discover(request.tasks, pattern=request.pattern, limit=request.limit)
-    selection = _select(found, policy, await service.capabilities(), request.settings.without_network)
+    reports = await service.capabilities()
+    settings = _settled(request.settings, reports, warn)
+    selection = _select(found, policy, reports, settings)
     _refuse(selection, request.skip_broken)
     _warnings(selection.tasks, warn)
     manifest = make_manifest(
-        selection.tasks, policy, request.settings, rollout_id=request.rollout_id, created_at_s=clock.wall_s()
+        selection.tasks, policy, settings, rollout_id=request.rollout_id, created_at_s=clock.wall_s()
     )
     skipped = {name: error.brief for name, error in selection.skipped.items()}
     with OutputDirectory(request.out, manifest) as output:
@@ -147,7 +159,7 @@ async def run_rollout(
             service=service,
             tasks=selection.tasks,
             policy=policy,
-            settings=request.settings,
+            settings=settings,
             output=output,
             clock=clock,
             builder=builder,

@@ -31,6 +31,7 @@ class Manifest(Value, frozen=True, kw_only=True):
         attempts: attempts at each task.
         verify_in: where the tests run.
         without_network: whether tasks were denied the network they ask for.
+        left_out_limits: limits that tasks ask for and were run without.
         tasks: a digest of each task's folder, by name.
     """
 
@@ -43,6 +44,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     verify_in: str
     without_network: bool
     tasks: dict[str, str]
+    left_out_limits: tuple[str, ...] = ()
 
 
 def make_manifest(
@@ -57,6 +59,7 @@ def make_manifest(
         attempts=settings.attempts,
         verify_in=settings.verify_in.value,
         without_network=settings.without_network,
+        left_out_limits=tuple(sorted(settings.left_out_limits)),
         tasks={task.name: content_digest(task.folder)[:16] for task in tasks},
     )
 
@@ -78,7 +81,7 @@ def differences(before: Manifest, now: Manifest) -> list[str]:
     """Return what makes two manifests different rollouts, one line each; empty when they are the same."""
     lines = [
         f"{name}: {getattr(before, name)!r} before, {getattr(now, name)!r} now"
-        for name in ("policy", "policy_fingerprint", "attempts", "verify_in", "without_network")
+        for name in ("policy", "policy_fingerprint", "attempts", "verify_in", "without_network", "left_out_limits")
         if getattr(before, name) != getattr(now, name)
     ]
     return lines + _task_differences(before.tasks, now.tasks)

@@ -28,6 +28,8 @@ class RolloutSettings:
         concurrency: attempts at once.
         verify_in: where the tests run.
         without_network: give no task a network, whatever it asks for.
+        available_limits: leave out the limits of tasks that the service cannot enforce, instead of refusing the tasks.
+        left_out_limits: which those are; found out when the rollout begins.
         create_timeout_s: seconds a sandbox may take to come up.
         cleanup_timeout_s: seconds its removal may take before it is left to the next sweep.
         backoff_s: waits before further tries after an infrastructure error.
@@ -39,6 +41,8 @@ class RolloutSettings:
     concurrency: int = 2
     verify_in: VerifyIn = VerifyIn.SAME
     without_network: bool = False
+    available_limits: bool = False
+    left_out_limits: frozenset[str] = frozenset()
     create_timeout_s: float = DEFAULT_CREATE_TIMEOUT_S
     cleanup_timeout_s: float = 20.0
     backoff_s: Sequence[float] = BACKOFF_S
