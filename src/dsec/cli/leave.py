@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dsec.linux.cgroups import CgroupMounts
 from dsec.linux.mounts import mounts_under, unmount
+from dsec.node.delegation import leave_group
 from dsec.node.lock import hold_state, node_id
 from dsec.runtimes.container.runtime import RUN_DIRECTORY
 
@@ -27,6 +28,7 @@ def leave_host(state_dir: Path) -> tuple[str, ...]:
         busy = tuple(entry.target for entry in mounts_under(state_dir) if not _unmounted(entry.target))
         node = node_id(state_dir, os.urandom)
         _remove_groups(node)
+        leave_group(state_dir, node)
         with suppress(OSError):  # One that still holds something stays.
             (RUN_DIRECTORY / node).rmdir()
     return busy

@@ -49,6 +49,7 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
         )
     async with AsyncExitStack() as stack:
         stack.enter_context(hold_state(state_dir))
+        stack.callback(namespace.leave, state_dir)
         name = node_id(state_dir, os.urandom)
         storage = await anyio.to_thread.run_sync(_open_storage, state_dir)
         in_use = _LayersInUse()

@@ -10,6 +10,7 @@ on using the group in which its sandboxes live, or none if they live without.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from dsec.base.errors import CapabilityMissingError
@@ -36,6 +37,21 @@ def delegated_group(state_dir: Path, run_directory: Path) -> str | None:
         group = None
     record.write_text(group or "", encoding="utf8")
     return group
+
+
+def leave_group(state_dir: Path, node: str) -> None:
+    """Remove what the node made in its group. What is in use stays: the kernel refuses."""
+    found = CgroupMounts.find()
+    try:
+        group = (state_dir / _RECORD).read_text(encoding="utf8").strip()
+    except FileNotFoundError:
+        return
+    if found is None or not group:
+        return
+    top = found.unified / group.strip("/")
+    for made in (top / "dsec" / node, top / "dsec", top / _LEAF):
+        with suppress(OSError):
+            made.rmdir()
 
 
 def _stay(found: CgroupMounts | None, group: str) -> str | None:

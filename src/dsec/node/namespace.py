@@ -76,7 +76,9 @@ def join(state_dir: Path) -> None:
 def leave(state_dir: Path) -> None:
     """End the keeper if no sandbox needs the namespace any more. What is in it is told by the run directory."""
     run = run_directory(state_dir)
-    with suppress(FileNotFoundError), _locked(state_dir):
+    if not (state_dir / _RECORD).exists():
+        return
+    with _locked(state_dir):
         if run.is_dir() and any(entry.is_dir() for entry in os.scandir(run)):
             return
         keeper = _live_keeper(state_dir)

@@ -82,6 +82,8 @@ def _reports(cgroups: Groups) -> Iterator[CapabilityReport]:
             yield _missing(capability, _NO_CONTROLLER.format(controller=controller), _GET_CONTROLLER)
     if cgroups.swap_is_accounted():
         yield CapabilityReport(capability=Capability.SWAP_LIMIT, available=True)
+    elif "memory" not in controllers:
+        yield _missing(Capability.SWAP_LIMIT, _NO_CONTROLLER.format(controller="memory"), _GET_CONTROLLER)
     else:
         yield _missing(Capability.SWAP_LIMIT, "the kernel does not account swap", "boot with swapaccount=1")
     if cgroups.path("cgroup.pressure").exists() or cgroups.path("cpu.pressure").exists():
