@@ -23,11 +23,6 @@ _FIRST_HOST_IDS = itertools.count(0x40_0000, 0x1_0000)
 _NUMBERS = itertools.count()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs_capability(capability): skipped where the runtime has not got it.")
-    config.addinivalue_line("markers", "leaves_children: a command ends before what it left running.")
-
-
 def _libraries(program: str) -> set[str]:
     answer = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     return {word for word in answer.split() if word.startswith("/")}
