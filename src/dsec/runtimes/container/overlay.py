@@ -81,6 +81,9 @@ def _mount(request: OverlayRequest, layers: LayerPaths) -> None:
             ("upperdir", f"{writable}/{request.upper.name}"),
             ("workdir", f"{writable}/{request.work.name}"),
             ("xino", "off"),
+            # Without it the end of an instance waits until all that the guest wrote is on the disk (0.7 s for 512 MiB):
+            # the kernel syncs an overlay when it is unmounted. Nobody needs that, since no instance outlives the kernel.
+            ("volatile", None),
         ]
         # Overlayfs works with the identity of whoever mounts it, and host root has no id in these layers.
         with file_identity(request.first_host_id, request.first_host_id, privileged=True):
