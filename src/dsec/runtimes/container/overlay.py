@@ -82,7 +82,7 @@ def _mount(request: OverlayRequest, layers: LayerPaths) -> None:
             ("workdir", f"{writable}/{request.work.name}"),
             ("xino", "off"),
             # Without it the end of an instance waits until all that the guest wrote is on the disk (0.7 s for 512 MiB):
-            # the kernel syncs an overlay when it is unmounted. Nobody needs that, since no instance outlives the kernel.
+            # the kernel syncs an overlay when it is unmounted. Nobody needs that: no instance outlives the kernel.
             ("volatile", None),
         ]
         # Overlayfs works with the identity of whoever mounts it, and host root has no id in these layers.
