@@ -71,6 +71,12 @@ async def collect(process: Process) -> tuple[bytes, bytes, ExitStatus]:
     return bytes(output[Stream.STDOUT]), bytes(output[Stream.STDERR]), status
 
 
+async def ended(process: Process) -> ExitStatus:
+    """Wait for the end of a process, not for ever."""
+    with anyio.fail_after(PATIENCE_S):
+        return await process.wait()
+
+
 async def read_until(process: Process, expected: bytes) -> bytes:
     """Read until `expected` was written; return all that came."""
     seen = b""
@@ -109,12 +115,17 @@ class RuntimeSuite:
     waits_for_children = ""
     """Why a command does not end before what it left running closes its streams; empty: it does."""
 
+    fails_when_full = ""
+    """Why a start hangs, or is told wrongly, in a sandbox that may have no more processes; empty: it is refused."""
+
     @pytest.fixture(autouse=True)
     def _skip_what_is_missing(self, request: pytest.FixtureRequest, runtime: Runtime) -> None:
         if self.no_real_shell and request.node.get_closest_marker("needs_real_shell"):
             pytest.skip(self.no_real_shell)
         if self.waits_for_children and request.node.get_closest_marker("leaves_children"):
             pytest.skip(self.waits_for_children)
+        if self.fails_when_full and request.node.get_closest_marker("fills_process_limit"):
+            pytest.skip(self.fails_when_full)
         for marker in request.node.iter_markers("needs_capability"):
             for report in runtime.capabilities():
                 if report.capability is marker.args[0] and not report.available:
@@ -128,7 +139,9 @@ class RuntimeSuite:
     async def instance(self, runtime: Runtime, make_request: MakeRequest) -> AsyncIterator[Instance]:
         instance = await runtime.launch(make_request())
         yield instance
-        await instance.terminate()
+        # Bounded, whatever became of the test.
+        with anyio.fail_after(PATIENCE_S, shield=True):
+            await instance.terminate()
 
     # -- launching ----------------------------------------------------------------------------------------------------
 
@@ -341,7 +354,7 @@ class RuntimeSuite:
         seen: list[int] = []
 
         async def wait() -> None:
-            seen.append((await process.wait()).exit_code)
+            seen.append((await ended(process)).exit_code)
 
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
@@ -383,7 +396,7 @@ class RuntimeSuite:
         process = await instance.spawn(commands.sh("trap '' TERM; echo ready; sleep 1000"))
         await read_until(process, b"ready\n")
         await process.kill()
-        assert (await process.wait()).signal == signal.SIGKILL
+        assert (await ended(process)).signal == signal.SIGKILL
         await process.kill()
         await process.close()
 
@@ -408,7 +421,7 @@ class RuntimeSuite:
         await read_until(process, b"37 101\r\n")
         await process.resize(TerminalSize(columns=55, rows=11))
         await read_until(process, b"11 55\r\n")
-        assert (await process.wait()).exit_code == 4
+        assert (await ended(process)).exit_code == 4
         await process.close()
 
     @needs_real_shell
@@ -470,6 +483,7 @@ class RuntimeSuite:
     @needs_real_shell
     @pytest.mark.needs_capability(Capability.PIDS_LIMIT)
     @pytest.mark.needs_capability(Capability.PROCESS_TREE_KILL)
+    @pytest.mark.fills_process_limit
     async def test_fork_bomb_is_contained_and_killed(
         self, runtime: Runtime, make_request: MakeRequest, commands: Commands
     ) -> None:
@@ -491,8 +505,7 @@ class RuntimeSuite:
         processes = [await instance.spawn(commands.run("sleep", "1000", durable=durable)) for durable in (False, True)]
         await instance.kill_processes()
         for process in processes:
-            with anyio.fail_after(PATIENCE_S):
-                assert (await process.wait()).signal == signal.SIGKILL
+            assert (await ended(process)).signal == signal.SIGKILL
             await process.close()
         assert (await collect(await instance.spawn(commands.sh("echo alive"))))[0] == b"alive\n"
 
@@ -501,8 +514,7 @@ class RuntimeSuite:
         kept = await instance.spawn(commands.run("cat", stdin=True))
         lost = await instance.spawn(commands.run("sleep", "1000"))
         await instance.end_orphans(frozenset({kept.process_id}))
-        with anyio.fail_after(PATIENCE_S):
-            assert (await lost.wait()).signal == signal.SIGKILL
+        assert (await ended(lost)).signal == signal.SIGKILL
         await kept.close_stdin()
         assert (await collect(kept))[2].exit_code == 0
         await lost.close()

@@ -24,6 +24,9 @@ class Flavour:
             a terminal of ours to copy to and from.
         waits_for_children: `exec` copies the command's streams itself and ends only when nothing that the command left
             running holds them any more; `Process.wait` then waits for that, too.
+        needs_threads: `exec` cannot do without threads of its own, which count in the sandbox: in one that holds as
+            many processes as it may, a start hangs until it is killed, or ends as if the command had ended with 2,
+            instead of being refused.
         own_kernel: the guest's processes are not processes of the host's kernel (gVisor): files are then reached
             through the overlay, which stays mounted on the host.
     """
@@ -36,11 +39,12 @@ class Flavour:
     missing: tuple[tuple[Capability, str], ...] = ()
     console_socket: bool = True
     waits_for_children: bool = False
+    needs_threads: bool = False
     own_kernel: bool = False
 
 
 CRUN = Flavour(name="crun", global_flags=("--cgroup-manager=disabled",), takes_compiled_filter=True)
-RUNC = Flavour(name="runc", manages_cgroups=True, console_socket=False, waits_for_children=True)
+RUNC = Flavour(name="runc", manages_cgroups=True, console_socket=False, waits_for_children=True, needs_threads=True)
 RUNSC = Flavour(
     name="runsc",
     global_flags=("--platform=ptrace", "--network=none", "--ignore-cgroups", "--file-access=shared", "--oci-seccomp"),
