@@ -1,0 +1,60 @@
+"""User namespaces as maps of ids, kept by descriptors in a bounded cache."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from dsec.linux import mounts
+from dsec.linux.userns import UserNamespaces, in_user_namespace, is_host_root, make_user_namespace
+
+pytestmark = pytest.mark.root
+
+
+def identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def test_this_process_tells_where_it_lives() -> None:
+    assert is_host_root() == (not in_user_namespace())
+
+
+def test_namespace_outlives_the_process_it_was_made_in() -> None:
+    descriptor = make_user_namespace(0x60_0000)
+    try:
+        assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("user:[")
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+    finally:
+        os.close(descriptor)
+
+
+def test_descriptors_are_used_again_and_bounded() -> None:
+    namespaces = UserNamespaces(limit=2)
+    try:
+        first = identity(namespaces.get(0x60_0000))
+        assert identity(namespaces.get(0x61_0000)) != first
+        assert identity(namespaces.get(0x60_0000)) == first
+        namespaces.get(0x62_0000)
+        # The least recently used is gone, the one used again is not.
+        assert identity(namespaces.get(0x60_0000)) == first
+        assert len(namespaces._descriptors) == 2
+    finally:
+        namespaces.close()
+    assert not namespaces._descriptors
+
+
+def test_mounts_keep_a_namespace_whose_descriptor_is_closed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    source = tmp_path_factory.mktemp("source")
+    (source / "f").touch()
+    namespaces = UserNamespaces()
+    tree = mounts.open_tree(source)
+    try:
+        mounts.map_ids(tree, namespaces.get(0x60_0000))
+        namespaces.close()
+        assert os.stat("f", dir_fd=tree).st_uid == 0x60_0000
+    finally:
+        os.close(tree)
+        namespaces.close()
