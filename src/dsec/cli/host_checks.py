@@ -99,6 +99,7 @@ _CGROUPS = (
     ),
     Check(
         name="cgroup_stray_controllers", title="no stray controllers (hybrid)", need=Need.RECOMMENDED,
+        need_as_user=Need.NEEDED,
         resolution="a node run by root does it when it starts",
         enables="crun on hybrid hosts", probe=probe_cgroups.stray_controllers,
     ),
@@ -142,8 +143,9 @@ _CGROUPS = (
 
 _ISOLATION = (
     Check(
-        name="root", title="root", need=Need.NEEDED, resolution="run the node as root, for example by a system service",
-        enables="mounting layers and mapping ids", probe=probe_kernel.root,
+        name="root", title="root", need=Need.NEEDED, need_as_user=Need.OPTIONAL,
+        resolution="run the node as root, for example by a system service",
+        enables="limits, disk quotas, private ids and EROFS layers", probe=probe_kernel.root,
     ),
     Check(
         name="user_namespace", title="user namespaces", need=Need.NEEDED,
@@ -162,9 +164,9 @@ _ISOLATION = (
         probe=partial(trial, "network_namespace"), capabilities=(_C.NETWORK_NONE,),
     ),
     Check(
-        name="subordinate_ids", title="ranges of user ids", need=Need.NEEDED, need_as_user=Need.RECOMMENDED,
+        name="subordinate_ids", title="ranges of user ids", need=Need.NEEDED,
         resolution=_install("uidmap"), enables="more than one user in a sandbox",
-        probe=probe_tools.subordinate_ids, capabilities=(_C.PRIVATE_ID_RANGE,),
+        probe=probe_tools.subordinate_ids,
     ),
     Check(
         name="seccomp", title="seccomp filters", need=Need.NEEDED, resolution="a kernel with CONFIG_SECCOMP_FILTER",
@@ -263,10 +265,10 @@ _FILES = (
 )  # fmt: skip
 
 
-def _program(name: str, need: Need, package: str, enables: str) -> Check:
+def _program(name: str, need: Need, package: str, enables: str, *, as_user: Need | None = None) -> Check:
     return Check(
-        name=name.replace(".", "_"), title=name, need=need, resolution=_install(package), enables=enables,
-        probe=partial(probe_tools.tool, name),
+        name=name.replace(".", "_"), title=name, need=need, need_as_user=as_user, resolution=_install(package),
+        enables=enables, probe=partial(probe_tools.tool, name),
     )  # fmt: skip
 
 
@@ -275,7 +277,7 @@ _TOOLS = (
         name="oci_runtime", title="an OCI runtime", need=Need.NEEDED, resolution=_install("crun"),
         enables="starting sandboxes and commands", probe=partial(probe_tools.oci_runtimes, ("crun", "runc", "runsc")),
     ),
-    _program("crun", Need.RECOMMENDED, "crun", "the fast runtime, and the default"),
+    _program("crun", Need.RECOMMENDED, "crun", "the fast runtime, and the default", as_user=Need.NEEDED),
     _program("runc", Need.OPTIONAL, "runc", "an alternative runtime"),
     _program("runsc", Need.OPTIONAL, "runsc", "sandboxes whose system calls a second kernel serves (gVisor)"),
     Check(
@@ -284,7 +286,8 @@ _TOOLS = (
     ),
     _program("mmdebstrap", Need.RECOMMENDED, "mmdebstrap", "building the default image"),
     _program("buildah", Need.OPTIONAL, "buildah", "building images from Dockerfiles"),
-    _program("mkfs.erofs", Need.RECOMMENDED, "erofs-utils", "storing layers as EROFS"),
+    _program("mkfs.erofs", Need.RECOMMENDED, "erofs-utils", "storing layers as EROFS", as_user=Need.OPTIONAL),
+    _program("nsenter", Need.OPTIONAL, "util-linux", "ending sandboxes of ordinary users", as_user=Need.NEEDED),
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PROGRAMS = """bash cat chmod chown cp dd env false find grep head hostname id ln ls mkdir mkfifo mknod mount mv od perl
-    printf pwd readlink rm sed seq setsid sh sleep stat tail timeout touch tr true truncate wc yes""".split()
+    printf pwd readlink rm sed seq setsid sh sleep stat stty tail timeout touch tr true truncate tty wc yes""".split()
 _SEARCHED = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _DIRECTORIES = "bin dev etc home/user lib proc root run sys tmp usr/bin usr/lib var".split()
 _LEFT_OUT = shutil.ignore_patterns(

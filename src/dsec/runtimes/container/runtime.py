@@ -258,10 +258,15 @@ class ContainerRuntime:
             pipes.close_child()
             try:
                 self._host.cgroups.attach(child.pid, instance_id)
+            except BaseException:
+                child.kill()
+                raise
+            try:
                 os.write(pipes.ours["gate"], b"\n")
                 await self._supervise(child, instance_id, paths, pipes.ours["log"])
             except BaseException:
-                child.kill()
+                # Not the child alone: the runtime is several processes, and the others would go on.
+                self._host.cgroups.kill(instance_id)
                 raise
         finally:
             pipes.close()

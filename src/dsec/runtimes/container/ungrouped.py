@@ -193,6 +193,10 @@ class Ungrouped:
         init = self._init(group)
         if init is not None:
             init.send(signal.SIGKILL)
+        elif not self._ending.get(group):
+            # Its launch may have been cut in pieces by somebody who killed one of the runtime's processes.
+            for stray in _strays(InstancePaths(self._run_directory / group).runtime_state):
+                self._ending.setdefault(group, []).extend(_kill_helper(stray))
 
     def _sweep(self, group: str) -> None:
         """Send SIGKILL to everything in the instance's pid namespace but its init, unless that is being done."""
@@ -315,6 +319,18 @@ def _others_in_namespace(init: int) -> Iterator[int]:
             continue
         if ProcessIdentity.of(int(name)) is not None:
             yield int(name)
+
+
+def _strays(state: Path) -> Iterator[ProcessIdentity]:
+    """Yield our helpers that were started for an OCI runtime's state directory, by their command lines."""
+    ours, word = _namespace("self"), os.fsencode(state)
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or _namespace(name) != ours:
+            continue
+        with suppress(OSError):
+            is_stray = word in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            if is_stray and (identity := ProcessIdentity.of(int(name))) is not None:
+                yield identity
 
 
 def _namespace(pid: str) -> str:
