@@ -149,7 +149,7 @@ async def test_death_at_any_line_leaves_nothing_that_is_not_found(plan: Plan, no
     runtime = ContainerRuntime(ContainerRuntimeSettings(node_id=node_id))
     await runtime.open()
     before = HostState.read(node_id, run_directory)
-    plan.die_after_lines = int(10 ** chance.uniform(0.5, 3.7))
+    plan.die_after_lines = int(10 ** chance.uniform(2, 3.8))
     with doomed(plan) as process:
         assert process.wait(timeout=120) == -signal.SIGKILL
     for instance_id in await runtime.instances():
