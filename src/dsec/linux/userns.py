@@ -1,18 +1,20 @@
 """User namespaces that serve only as maps of ids for ID-mapped mounts.
 
-A namespace needs a process to be made in; after that a descriptor keeps it. Making one costs a fork (about 2 ms
-from a large Python process), so that the descriptors are kept per range of ids and used again.
+A namespace needs a process to be made in; after that a descriptor keeps it. Making one costs two program starts (1 to
+2 ms), so that the descriptors are kept per range of ids and used again.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from dsec.linux import syscalls
-
 CLONE_NEWUSER = 0x10000000
+_UNSHARE = "/usr/bin/unshare"
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 IDS_PER_RANGE = 65_536
 _INITIAL_MAP = ["0", "0", "4294967295"]
 
@@ -28,54 +30,61 @@ def in_user_namespace() -> bool:
 
 
 def make_user_namespace(first_host_id: int, count: int = IDS_PER_RANGE) -> int:
-    """Return a descriptor of a new user namespace that maps 0..count-1 to first_host_id... for users and groups."""
-    ready_read, ready_write = os.pipe()
-    done_read, done_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(done_write)
-        _wait_in_new_namespace(ready_write, done_read)
-    os.close(ready_write)
-    os.close(done_read)
-    try:
-        if os.read(ready_read, 1) != b"+":
-            raise OSError(1, "the kernel refused to make a user namespace", "unshare(CLONE_NEWUSER)")
-        for name in ("uid_map", "gid_map"):
-            with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:
-                file.write(f"0 {first_host_id} {count}\n")
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(ready_read)
-        os.close(done_write)
-        os.waitpid(pid, 0)
+    """Return a descriptor of a new user namespace that maps 0..count-1 to first_host_id... for users and groups.
 
-
-def _wait_in_new_namespace(ready: int, done: int) -> None:
-    """Run in the forked child: enter the namespace, say so, and end when the parent lets go of its pipe."""
+    `unshare` makes it and becomes a `cat`, which echoes a line once it is there and ends with its input. Nothing of
+    this process is copied, so that the cost does not grow with its memory and any thread may call.
+    """
+    in_read, in_write = os.pipe()
+    out_read, out_write = os.pipe()
+    descriptors = [(os.POSIX_SPAWN_DUP2, in_read, 0), (os.POSIX_SPAWN_DUP2, out_write, 1)]
     try:
-        syscalls.libc_call("unshare", CLONE_NEWUSER)
-        os.write(ready, b"+")
-        os.read(done, 1)
+        pid = os.posix_spawn(_UNSHARE, [_UNSHARE, "--user", "cat"], _ENVIRONMENT, file_actions=descriptors)
+        os.close(out_write)
+        out_write = -1
+        try:
+            os.write(in_write, b"\n")
+            if os.read(out_read, 1) != b"\n":
+                raise OSError(errno.EPERM, "the kernel refused to make a user namespace", "unshare(CLONE_NEWUSER)")
+            for name in ("uid_map", "gid_map"):
+                with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:
+                    file.write(f"0 {first_host_id} {count}\n")
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(in_write)
+            in_write = -1
+            os.waitpid(pid, 0)
     finally:
-        os._exit(0)
+        for descriptor in (in_read, in_write, out_read, out_write):
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 class UserNamespaces:
-    """A bounded cache of namespaces by first host id; the least recently used are closed."""
+    """A bounded cache of namespaces by first host id, for any thread; the least recently used are closed.
+
+    Args:
+        limit: how many to keep; far more than threads ask at once, so that none is closed while it is used.
+    """
 
     def __init__(self, limit: int = 512) -> None:
         self._limit = limit
+        self._lock = threading.Lock()
         self._descriptors: OrderedDict[int, int] = OrderedDict()
 
     def get(self, first_host_id: int) -> int:
         """Return a descriptor that stays open at least until the next call."""
-        descriptor = self._descriptors.get(first_host_id)
-        if descriptor is None:
-            descriptor = make_user_namespace(first_host_id)
+        with self._lock:
+            descriptor = self._descriptors.get(first_host_id)
+            if descriptor is not None:
+                self._descriptors.move_to_end(first_host_id)
+                return descriptor
+        # Not under the lock: others need not wait for it, and nobody else asks for this range meanwhile.
+        descriptor = make_user_namespace(first_host_id)
+        with self._lock:
             self._descriptors[first_host_id] = descriptor
             if len(self._descriptors) > self._limit:
                 os.close(self._descriptors.popitem(last=False)[1])
-        self._descriptors.move_to_end(first_host_id)
         return descriptor
 
     def close(self) -> None:

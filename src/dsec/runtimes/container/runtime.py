@@ -7,11 +7,13 @@ import os
 import platform
 import resource
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import (
@@ -44,6 +46,8 @@ from dsec.runtimes.container.waiting import wait_empty
 from dsec.runtimes.port import Instance, LaunchRequest
 
 PROGRAM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 INIT_PROGRAM = "catatonit"
 RUN_DIRECTORY = Path("/run/dsec")
 """Holds a run directory for each node."""
@@ -91,6 +95,7 @@ class ContainerRuntime:
         self._namespaces = UserNamespaces()
         self._launching = anyio.CapacityLimiter(settings.launches_at_once)
         self._file_limiter = anyio.CapacityLimiter(settings.file_threads)
+        self._kernel_limiter = anyio.CapacityLimiter(settings.launches_at_once)
         self._instances: dict[str, ContainerInstance] = {}
         self._filter: dict[str, Any] | None = None
         self._compiled_filter: str | None = None
@@ -197,6 +202,23 @@ class ContainerRuntime:
 
     async def _launch(self, request: LaunchRequest) -> ContainerInstance:
         paths = self._paths(request.instance_id)
+        record = await self._in_thread(self._prepare, request, paths)
+        await self._run(request.instance_id, paths)
+        if not self._flavour.own_kernel:
+            await self._in_thread(_detach, paths.rootfs)
+        if self._flavour.takes_compiled_filter and self._compiled_filter is None:
+            self._compiled_filter = _compiled_filter(paths, request.instance_id)
+        return self._take(request.instance_id, paths, record)
+
+    async def _in_thread(self, function: Callable[[*_Arguments], _Result], *arguments: *_Arguments) -> _Result:
+        """Call what waits for the kernel (mounts and control groups: RCU grace periods) beside the event loop.
+
+        Cancellation waits for its end: what it makes has to be undone after it.
+        """
+        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._kernel_limiter)
+
+    def _prepare(self, request: LaunchRequest, paths: InstancePaths) -> InstanceRecord:
+        """Make everything that the OCI runtime needs."""
         record = InstanceRecord(
             runtime=self._settings.runtime,
             first_host_id=request.first_host_id,
@@ -207,12 +229,7 @@ class ContainerRuntime:
         self._host.cgroups.create(request.instance_id, _limits(request))
         self._mount_root(request, paths)
         paths.config.write_bytes(msgspec.json.encode(self._config(request, paths)))
-        await self._run(request.instance_id, paths)
-        if not self._flavour.own_kernel:
-            mounts.unmount(paths.rootfs, detach=True)
-        if self._flavour.takes_compiled_filter and self._compiled_filter is None:
-            self._compiled_filter = _compiled_filter(paths, request.instance_id)
-        return self._take(request.instance_id, paths, record)
+        return record
 
     def _mount_root(self, request: LaunchRequest, paths: InstancePaths) -> None:
         ordinary = self._settings.ordinary_user is not None
@@ -336,10 +353,14 @@ class ContainerRuntime:
             instance.close()
         cgroups.kill(instance_id)
         await wait_empty(cgroups, instance_id)
+        await self._in_thread(self._remove, instance_id, paths)
+
+    def _remove(self, instance_id: str, paths: InstancePaths) -> None:
+        """Remove what an instance without processes has left on the host."""
         for entry in mounts.mounts_under(paths.directory) if _may_hold_mounts(paths) else ():
             mounts.unmount(entry.target, detach=True)
         shutil.rmtree(paths.directory, ignore_errors=True)
-        if not cgroups.remove(instance_id):
+        if not self._host.cgroups.remove(instance_id):
             raise RuntimeFailedError(f"{instance_id}: its control group cannot be removed")
         if self._flavour.manages_cgroups:
             remove_everywhere(f"dsec/{self._settings.node_id}/{instance_id}")
@@ -352,6 +373,10 @@ class _OpenHost:
     cgroups: Groups
     program: RuntimeProgram
     init: str
+
+
+def _detach(target: Path) -> None:
+    mounts.unmount(target, detach=True)
 
 
 def _allow_open_files(count: int) -> int:
