@@ -112,7 +112,13 @@ class ContainerRuntime:
         cgroups.open()
         self._run_directory.mkdir(parents=True, exist_ok=True, mode=0o711)
         self._filter = specialise(load_profile(), platform.machine(), CAPABILITIES)
-        self._open = _OpenHost(cgroups=cgroups, program=RuntimeProgram(flavour=self._flavour, path=program), init=init)
+        ordinary = self._settings.ordinary_user is not None
+        self._open = _OpenHost(
+            cgroups=cgroups,
+            program=RuntimeProgram(flavour=self._flavour, path=program),
+            init=init,
+            reports=report_capabilities(cgroups, self._flavour, ordinary_user=ordinary),
+        )
 
     def _groups(self) -> Groups:
         user = self._settings.ordinary_user
@@ -141,8 +147,7 @@ class ContainerRuntime:
         return self._open
 
     def capabilities(self) -> tuple[CapabilityReport, ...]:
-        ordinary = self._settings.ordinary_user is not None
-        return report_capabilities(self._host.cgroups, self._flavour, ordinary_user=ordinary)
+        return self._host.reports
 
     def _paths(self, instance_id: str) -> InstancePaths:
         return InstancePaths(self._run_directory / instance_id)
@@ -373,6 +378,7 @@ class _OpenHost:
     cgroups: Groups
     program: RuntimeProgram
     init: str
+    reports: tuple[CapabilityReport, ...]
 
 
 def _detach(target: Path) -> None:
