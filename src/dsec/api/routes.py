@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -247,4 +248,6 @@ def deadline_of(route: Route, body: Any) -> float:
     """Seconds that the operation may take: the route's own, plus what the body asks for."""
     if body is None or not hasattr(body, "timeout_s"):
         return route.deadline_s
-    return STREAM_S if body.timeout_s is None else route.deadline_s + float(body.timeout_s)
+    if body.timeout_s is None or not math.isfinite(body.timeout_s):
+        return STREAM_S  # What is no number is refused by the service.
+    return route.deadline_s + float(body.timeout_s)

@@ -32,10 +32,16 @@ class NodeProcess:
     Args:
         state_dir: its state directory; the path must be short enough for a socket.
         environment: settings, as ``DSEC_...`` variables.
+        tcp: also listen on a free port of loopback.
+
+    Attributes:
+        announced: what it said when it began to serve: `socket`, and with `tcp` also `url` and `token_file`.
     """
 
-    def __init__(self, state_dir: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, state_dir: Path, environment: dict[str, str] | None = None, *, tcp: bool = False) -> None:
         self.state_dir = state_dir
+        self.announced: dict[str, str] = {}
+        self._arguments = ["up", "--json", *(["--port", "0"] if tcp else ["--socket-only"])]
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
 
@@ -50,12 +56,12 @@ class NodeProcess:
         command = [sys.executable, "-m", "dsec"]
         if die_after_lines is not None:
             command = [sys.executable, "-m", __name__, str(die_after_lines), "armed" if armed else "later"]
-        command += ["--state-dir", str(self.state_dir), "up", "--socket-only", "--json"]
+        command += ["--state-dir", str(self.state_dir), *self._arguments]
         with (self.state_dir / "node.log").open("a") as log:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True, env=self._environment
             )
-        announced = self._announcement()
+        self.announced = announced = self._announcement()
         if not announced and self.wait_dead() != -signal.SIGKILL:
             raise AssertionError(f"the node did not start: {self.log_tail()}")
         return bool(announced)

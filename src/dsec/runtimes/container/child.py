@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
+from dsec.runtimes.container.bundle import OOM_SCORE_ADJUSTMENT
 from dsec.runtimes.container.waiting import wait_readable
 
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
@@ -75,6 +76,7 @@ class HostChild:
         finally:
             for source in moved.values():
                 os.close(source)
+        _make_expendable(pid)
         return cls(pid)
 
     @property
@@ -95,6 +97,19 @@ class HostChild:
         """Kill this one process. No error when it has ended."""
         if not self.has_ended:
             os.kill(self.pid, signal.SIGKILL)
+
+
+def _make_expendable(pid: int) -> None:
+    """Let a child and all that it starts go first when the host runs out of memory.
+
+    Done by us, not left to the OCI runtime: what somebody with CAP_SYS_RESOURCE sets is also the lowest that the guest
+    can set it to again (proc_pid_oom_score_adj(5)), where the runtime's own setting could be taken back to zero.
+    """
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(OOM_SCORE_ADJUSTMENT))
+    except OSError:
+        return  # It has ended already, or this host's rules are stricter: then they hold.
 
 
 def _pidfd_of_child(pid: int) -> int:

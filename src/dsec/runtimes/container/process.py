@@ -13,7 +13,7 @@ import os
 import signal
 import time
 
-from dsec.base.errors import DsecError, InvalidRequestError, RuntimeFailedError, SandboxExitedError
+from dsec.base.errors import DsecError, InvalidRequestError, PathNotFoundError, RuntimeFailedError, SandboxExitedError
 from dsec.model.process import ExitStatus, Stream, TerminalSize
 from dsec.runtimes.container.child import HostChild, bounded_read
 from dsec.runtimes.container.failures import classify, logged_errors, process_limit_error
@@ -93,12 +93,13 @@ class ContainerProcess:
             if oom_killed:
                 message = f"out of memory: {message}"
             error = classify(message, program=self._program, cwd=self._cwd)
-            if isinstance(error, RuntimeFailedError) and self._group.process_limit_was_hit():
-                return process_limit_error()  # crun says no more than "fail startup" when it cannot fork.
-            return error
+            misleading = isinstance(error, RuntimeFailedError | PathNotFoundError)
+            # When crun cannot fork it says no more than "fail startup"; crun 1.8 even goes on by itself, looks for the
+            # directory on the host, and dies before it would execute anything.
+            return process_limit_error() if misleading and self._group.met_process_limit() else error
         if code == -signal.SIGPIPE and not self._killed:
             # crun dies so when the process that it prepares could not fork (it writes to a pipe that nobody reads).
-            if self._group.process_limit_was_hit():
+            if self._group.met_process_limit():
                 return process_limit_error()
             return RuntimeFailedError(f"the OCI runtime died while it started {self._program!r}")
         if code < 0:

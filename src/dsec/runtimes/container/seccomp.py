@@ -2,10 +2,11 @@
 
 The profile file (``/usr/share/containers/seccomp.json``, from Debian's ``golang-github-containers-common`` or
 ``containers-common``) has rules that depend on the architecture and on granted capabilities. The OCI runtime wants them
-decided; `specialise` does that. Three families that the profile leaves open are closed on top, because a guest
+decided; `specialise` does that. Four families that the profile leaves open are closed on top, because a guest
 needs them only to widen the kernel's attack surface: making namespaces and mounts (a nested user namespace would hand
-the guest every capability again), io_uring (its operations pass no filter), and keyrings (kept by the kernel, past the
-end of a process).
+the guest every capability again), io_uring (its operations pass no filter), keyrings (kept by the kernel, past the
+end of a process), and sockets of families other than those of `_FAMILIES` (a network namespace does not hold vsock:
+through it a guest would reach the hypervisor and whatever listens there).
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ PROFILE_PATHS = (Path("/usr/share/containers/seccomp.json"), Path("/etc/containe
 
 _REMOVED = frozenset(
     """add_key clone clone3 fsconfig fsmount fsopen fspick io_uring_enter io_uring_register io_uring_setup keyctl mount
-    mount_setattr move_mount open_tree pivot_root request_key setns umount umount2 unshare""".split()
+    mount_setattr move_mount open_tree pivot_root request_key setns socket umount umount2 unshare""".split()
 )
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET (clone(2) cannot make time namespaces)."""
+_FAMILIES = {"unix": 1, "inet": 2, "inet6": 10, "packet": 17}
+_NETLINK, _NETLINK_AUDIT = 16, 9
 _EPERM = 1
 _ENOSYS = 38
+
+
+def _socket_rule(*arguments: tuple[int, int, str]) -> dict[str, Any]:
+    """Allow socket(2) where each (index, value, operator) holds."""
+    args = [{"index": index, "value": value, "op": f"SCMP_CMP_{operator}"} for index, value, operator in arguments]
+    return {"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": args}
+
 
 _CLOSED_RULES: tuple[dict[str, Any], ...] = (
     {
@@ -34,7 +44,9 @@ _CLOSED_RULES: tuple[dict[str, Any], ...] = (
         "action": "SCMP_ACT_ALLOW",
         "args": [{"index": 0, "value": _NAMESPACE_FLAGS, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}],
     },
-    {"names": sorted(_REMOVED - {"clone", "clone3"}), "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM},
+    *(_socket_rule((0, family, "EQ")) for family in _FAMILIES.values()),
+    _socket_rule((0, _NETLINK, "EQ"), (2, _NETLINK_AUDIT, "NE")),
+    {"names": sorted(_REMOVED - {"clone", "clone3", "socket"}), "action": "SCMP_ACT_ERRNO", "errnoRet": _EPERM},
     # A filter cannot look into clone3's structure; with ENOSYS the C library falls back to clone.
     {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": _ENOSYS},
 )

@@ -151,8 +151,17 @@ def _read(root_fd: int, path: bytes) -> bytes:
     """Return the start of a database; what cannot be read is empty, as in an image that has none."""
     try:
         with typed_errors(path):
-            fd = open_data(root_fd, path, os.O_RDONLY)
+            return _read_start(open_data(root_fd, path, os.O_RDONLY))
     except DsecError:
         return b""
-    with open(fd, "rb") as file, typed_errors(path):
-        return file.read(MAXIMUM_DATABASE_BYTES)
+
+
+def _read_start(fd: int) -> bytes:
+    """Read a file from its beginning, at most `MAXIMUM_DATABASE_BYTES`, and close it. EISDIR for a directory."""
+    try:
+        data = b""
+        while len(data) < MAXIMUM_DATABASE_BYTES and (more := os.read(fd, MAXIMUM_DATABASE_BYTES - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(fd)
