@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import AsyncIterator
+from typing import ClassVar
 
 import pytest
 
-from dsec.runtimes.port import Runtime
+from dsec.base.errors import CapabilityMissingError
+from dsec.runtimes.port import Instance, Runtime
 from dsec.testing.isolation_suite import IsolationSuite
 from dsec.testing.opened_runtime import opened_runtime
-from dsec.testing.runtime_suite import RuntimeSuite
+from dsec.testing.runtime_suite import Commands, RuntimeSuite
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
+
+
+NO_SIGNALS = "the command is a process of gVisor's kernel, and runsc exec passes no signal on"
 
 
 def needs(program: str) -> pytest.MarkDecorator:
@@ -41,7 +47,23 @@ class TestRunc(RuntimeSuite, IsolationSuite):
 
 @needs("runsc")
 class TestRunsc(RuntimeSuite):
+    deviations: ClassVar = {
+        "test_control_descriptor_is_apart_from_the_output": "runsc exec hands no further descriptor on",
+        "test_signal_reaches_the_command_and_is_reported": NO_SIGNALS,
+        "test_signal_can_be_handled_by_the_command": NO_SIGNALS,
+    }
+
     @pytest.fixture
     async def runtime(self, node_id: str) -> AsyncIterator[Runtime]:
         async with opened_runtime("runsc", node_id) as runtime:
             yield runtime
+
+    async def test_what_it_cannot_do_is_refused(self, instance: Instance, commands: Commands) -> None:
+        with pytest.raises(CapabilityMissingError):
+            await instance.spawn(commands.run("true", control_fd=True))
+        for durable in (False, True):
+            process = await instance.spawn(commands.run("sleep", "1000", durable=durable))
+            with pytest.raises(CapabilityMissingError):
+                await process.signal(signal.SIGTERM)
+            await process.kill()
+            await process.close()

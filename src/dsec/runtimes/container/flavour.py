@@ -27,6 +27,8 @@ class Flavour:
         needs_threads: `exec` cannot do without threads of its own, which count in the sandbox: in one that holds as
             many processes as it may, a start hangs until it is killed, or ends as if the command had ended with 2,
             instead of being refused.
+        sends_signals: a command is the runtime's child on this host, or hears what the runtime does.
+        passes_descriptors: `exec` hands further descriptors on to the command.
         own_kernel: the guest's processes are not processes of the host's kernel (gVisor): files are then reached
             through the overlay, which stays mounted on the host.
     """
@@ -40,6 +42,8 @@ class Flavour:
     console_socket: bool = True
     waits_for_children: bool = False
     needs_threads: bool = False
+    sends_signals: bool = True
+    passes_descriptors: bool = True
     own_kernel: bool = False
 
 
@@ -49,6 +53,8 @@ RUNSC = Flavour(
     name="runsc",
     global_flags=("--platform=ptrace", "--network=none", "--ignore-cgroups", "--file-access=shared", "--oci-seccomp"),
     own_kernel=True,
+    sends_signals=False,
+    passes_descriptors=False,
     missing=(
         (
             Capability.PROCESS_TREE_KILL,

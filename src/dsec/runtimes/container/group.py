@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from dsec.base.errors import AlreadyExistsError, SandboxExitedError
+from dsec.base.errors import AlreadyExistsError, CapabilityMissingError, SandboxExitedError
 from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.container.waiting import wait_empty
 
@@ -21,13 +21,23 @@ class CommandGroup:
         instance_id: name of the instance's group.
         process_id: name of the child.
         linger: told when the command has ended but something it started has not; the group then stays.
+        signals: whether the command can be signalled from outside.
     """
 
-    def __init__(self, cgroups: Groups, instance_id: str, process_id: str, linger: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        cgroups: Groups,
+        instance_id: str,
+        process_id: str,
+        linger: Callable[[str], None],
+        *,
+        signals: bool = True,
+    ) -> None:
         self._cgroups = cgroups
         self._instance_id = instance_id
         self.process_id = process_id
         self._linger = linger
+        self._signals = signals
 
     def create(self) -> None:
         """Make the group.
@@ -73,7 +83,14 @@ class CommandGroup:
 
         A signal that is sent while the runtime still prepares the process would end the runtime's work instead of
         reaching the command. The kernel announces no execve(2), so that this looks again until it has happened.
+
+        Raises:
+            CapabilityMissingError: the command runs on another kernel than this host's.
         """
+        if not self._signals:
+            raise CapabilityMissingError(
+                "this runtime cannot signal one command", resolution="kill it, or use crun or runc"
+            )
         pause_s, waited_s = 0.001, 0.0
         while not ended.done():
             if _signal_child(runtime_pid(), number, started=waited_s > _START_LIMIT_S):

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 
-from dsec.base.errors import SandboxExitedError
+from dsec.base.errors import CapabilityMissingError, SandboxExitedError
 from dsec.model.process import Stream, TerminalSize
 from dsec.model.sandbox import SandboxStats
 from dsec.runtimes.container.bundle import ProcessIdentity, process_document
@@ -122,6 +122,11 @@ class ContainerInstance:
 
     async def spawn(self, request: SpawnRequest) -> Process:
         self._require_alive()
+        if request.control_fd and not self._program.flavour.passes_descriptors:
+            raise CapabilityMissingError(
+                f"{self._program.flavour.name} gives a command no descriptor beside its three streams",
+                resolution="use crun or runc",
+            )
         self._sweep()
         user = _ROOT if request.user == "0" else self._resolve_user(request.user)
         document = encode_document(self._document(request, user))
@@ -152,7 +157,8 @@ class ContainerInstance:
             shutil.rmtree(self._paths.process(group.process_id), ignore_errors=True)
 
     def _group(self, process_id: str) -> CommandGroup:
-        return CommandGroup(self._cgroups, self.instance_id, process_id, self._lingering.append)
+        signals = self._program.flavour.sends_signals
+        return CommandGroup(self._cgroups, self.instance_id, process_id, self._lingering.append, signals=signals)
 
     def _sweep(self) -> None:
         """Remove a few of the groups whose commands ended and left something running that has ended since."""
