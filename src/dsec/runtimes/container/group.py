@@ -37,6 +37,7 @@ class CommandGroup:
         self._instance_id = instance_id
         self.process_id = process_id
         self._linger = linger
+        self._limit_hits = 0
         self._signals = signals
 
     def create(self) -> None:
@@ -47,6 +48,7 @@ class CommandGroup:
             SandboxExitedError: the instance's own group is gone.
         """
         try:
+            self._limit_hits = self._cgroups.process_limit_hits(self._instance_id)
             self._cgroups.create_child(self._instance_id, self.process_id)
         except FileExistsError as error:
             raise AlreadyExistsError(f"{self.process_id} is a process of {self._instance_id} already") from error
@@ -64,8 +66,9 @@ class CommandGroup:
     def oom_kills(self) -> int:
         return self._cgroups.oom_kills(self._instance_id)
 
-    def process_limit_was_hit(self) -> bool:
-        return self._cgroups.process_limit_hits(self._instance_id) > 0
+    def met_process_limit(self) -> bool:
+        """Whether anything of the instance could not fork since the group was made."""
+        return self._cgroups.process_limit_hits(self._instance_id) > self._limit_hits
 
     async def kill(self) -> None:
         """Kill everything in the group and return when it is seen to be gone."""
