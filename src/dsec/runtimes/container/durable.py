@@ -25,13 +25,12 @@ import asyncio
 import os
 import shutil
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import DsecError, InvalidRequestError, RuntimeFailedError, SandboxExitedError
+from dsec.base.errors import DsecError, InvalidRequestError, RuntimeFailedError
 from dsec.model.process import ExitStatus, Stream, TerminalSize
 from dsec.runtimes.container.child import GATE_DESCRIPTOR, HostChild
 from dsec.runtimes.container.command import Pipes, RuntimeProgram
@@ -40,7 +39,7 @@ from dsec.runtimes.container.group import CommandGroup
 from dsec.runtimes.container.kept_output import KeptOutput
 from dsec.runtimes.container.output import OutputReader
 from dsec.runtimes.container.paths import InstancePaths
-from dsec.runtimes.container.waiting import wait_writable
+from dsec.runtimes.container.process_base import ProcessBase
 from dsec.runtimes.port import SpawnRequest
 
 SHELL = "/bin/sh"
@@ -72,7 +71,7 @@ class _Names(msgspec.Struct):
     cwd: str = ""
 
 
-class DurableProcess:
+class DurableProcess(ProcessBase):
     """See `dsec.runtimes.port.Process`.
 
     Args:
@@ -96,24 +95,17 @@ class DurableProcess:
         stdin: int | None = None,
         kept: Mapping[Stream, int] | None = None,
     ) -> None:
-        self.process_id = process_id
-        self._loop = asyncio.get_running_loop()
         self._directory = directory
-        self._group = group
-        self._stdin = stdin
-        self._started = time.monotonic()
-        self._oom_kills = group.oom_kills()
-        self._killed = False
         self._closed = False
-        self._outcome: asyncio.Future[ExitStatus | DsecError] = self._loop.create_future()
         self._pidfd = pidfd
         self._status = self._open_fifo("status")
         self._release_fifo = self._open_fifo("release")  # Held open: a line nobody has read yet must not vanish.
         self._kept = KeptOutput(directory)
         backlog = self._kept.backlog(kept)
-        self._output = OutputReader(
+        output = OutputReader(
             sources, os.close, receive=self._kept.receive, returned=self._kept.returned, backlog=backlog
         )
+        super().__init__(process_id, group, output, stdin)
         if (directory / "exit").exists() or self._pidfd is None:
             self._conclude()
             return
@@ -214,20 +206,14 @@ class DurableProcess:
     def _judge(self) -> ExitStatus | DsecError:
         message = logged_errors(_read_bounded(self._directory / "log"))
         code = self._exit_code()
-        oom_killed = self._group.oom_kills() > self._oom_kills
+        oom_killed = self._was_oom_killed()
         if code is None:
             # Whoever killed the shell, nobody waits for the command any more.
             self._group.kill_nowait()
         elif message and not self._killed:
             names = self._names()
             return classify(message, program=names.args[0], cwd=names.cwd)
-        code = _KILLED_EXIT_CODE if code is None else code
-        return ExitStatus(
-            exit_code=code,
-            signal=code - 128 if 128 < code < 128 + signal.NSIG else None,
-            oom_killed=oom_killed,
-            duration_s=time.monotonic() - self._started,
-        )
+        return self._exit_status(_KILLED_EXIT_CODE if code is None else code, oom_killed=oom_killed)
 
     def _names(self) -> _Names:
         try:
@@ -241,40 +227,8 @@ class DurableProcess:
         except (FileNotFoundError, ValueError):
             return None
 
-    async def read(self) -> tuple[Stream, bytes] | None:
-        chunk = await self._output.read()
-        if chunk is None and self._outcome.done():
-            outcome = self._outcome.result()
-            if isinstance(outcome, DsecError):
-                raise outcome
-        return chunk
-
     async def read_control(self) -> bytes:
         return b""
-
-    async def write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            if self._stdin is None:
-                raise SandboxExitedError(f"{self.process_id}: its input is closed")
-            try:
-                view = view[os.write(self._stdin, view) :]
-            except BlockingIOError:
-                await wait_writable(self._stdin, self._outcome)
-            except OSError as error:
-                await self.close_stdin()
-                raise SandboxExitedError(f"{self.process_id}: its input is closed", detail=str(error)) from error
-
-    async def close_stdin(self) -> None:
-        if self._stdin is not None:
-            descriptor, self._stdin = self._stdin, None
-            os.close(descriptor)
-
-    async def wait(self) -> ExitStatus:
-        outcome = await asyncio.shield(self._outcome)
-        if isinstance(outcome, DsecError):
-            raise outcome
-        return outcome
 
     async def signal(self, number: int) -> None:
         if self._outcome.done():
@@ -296,7 +250,7 @@ class DurableProcess:
         if self._closed:
             return
         self._closed = True
-        await self.close_stdin()
+        self._close_input()
         self._output.close()
         self._kept.close()
         if self._outcome.done() and not forget:

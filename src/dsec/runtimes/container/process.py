@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 
-from dsec.base.errors import DsecError, InvalidRequestError, PathNotFoundError, RuntimeFailedError, SandboxExitedError
-from dsec.model.process import ExitStatus, Stream, TerminalSize
+from dsec.base.errors import DsecError, InvalidRequestError, PathNotFoundError, RuntimeFailedError
+from dsec.model.process import ExitStatus, TerminalSize
 from dsec.runtimes.container.child import HostChild, bounded_read
 from dsec.runtimes.container.failures import classify, logged_errors, process_limit_error
 from dsec.runtimes.container.group import CommandGroup
 from dsec.runtimes.container.output import OutputReader
+from dsec.runtimes.container.process_base import ProcessBase
 from dsec.runtimes.container.terminal import resize_terminal
-from dsec.runtimes.container.waiting import wait_readable, wait_writable
+from dsec.runtimes.container.waiting import wait_readable
 
 KILLED_EXIT_CODE = 128 + signal.SIGKILL
 
 
-class ContainerProcess:
+class ContainerProcess(ProcessBase):
     """See `dsec.runtimes.port.Process`.
 
     Args:
@@ -54,21 +54,13 @@ class ContainerProcess:
         program: str = "",
         cwd: str = "",
     ) -> None:
-        self.process_id = process_id
-        self._loop = asyncio.get_running_loop()
+        super().__init__(process_id, group, output, stdin)
         self._child = child
-        self._group = group
-        self._output = output
         self._log = log
-        self._stdin = stdin
         self._has_terminal = has_terminal
         self._control = control
         self._program = program
         self._cwd = cwd
-        self._started = time.monotonic()
-        self._oom_kills = group.oom_kills()
-        self._killed = False
-        self._outcome: asyncio.Future[ExitStatus | DsecError] = self._loop.create_future()
         child.ended.add_done_callback(self._conclude)
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -80,7 +72,7 @@ class ContainerProcess:
         message = logged_errors(bounded_read(self._log))
         os.close(self._log)
         self._close_input()
-        oom_killed = self._group.oom_kills() > self._oom_kills
+        oom_killed = self._was_oom_killed()
         if ended.result() < 0:
             # The runtime was killed, and nobody would wait for the command any more.
             self._group.kill_nowait()
@@ -104,25 +96,9 @@ class ContainerProcess:
             return RuntimeFailedError(f"the OCI runtime died while it started {self._program!r}")
         if code < 0:
             code = 128 - code
-        number = code - 128 if 128 < code < 128 + signal.NSIG else None
-        duration_s = time.monotonic() - self._started
-        return ExitStatus(exit_code=code, signal=number, oom_killed=oom_killed, duration_s=duration_s)
-
-    async def wait(self) -> ExitStatus:
-        outcome = await asyncio.shield(self._outcome)
-        if isinstance(outcome, DsecError):
-            raise outcome
-        return outcome
+        return self._exit_status(code, oom_killed=oom_killed)
 
     # -- streams --------------------------------------------------------------------------------------------------
-
-    async def read(self) -> tuple[Stream, bytes] | None:
-        chunk = await self._output.read()
-        if chunk is None and self._outcome.done():
-            outcome = self._outcome.result()
-            if isinstance(outcome, DsecError):
-                raise outcome
-        return chunk
 
     async def read_control(self) -> bytes:
         while self._control is not None:
@@ -139,29 +115,11 @@ class ContainerProcess:
         self._close_control()
         return b""
 
-    async def write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            if self._stdin is None:
-                raise SandboxExitedError(f"{self.process_id}: its input is closed")
-            try:
-                view = view[os.write(self._stdin, view) :]
-            except BlockingIOError:
-                await wait_writable(self._stdin, self._outcome)
-            except OSError as error:
-                self._close_input()
-                raise SandboxExitedError(f"{self.process_id}: its input is closed", detail=str(error)) from error
-
     async def close_stdin(self) -> None:
         if self._has_terminal and self._stdin is not None:
             await self.write(b"\x04")  # A terminal has no end of file but the one that is typed.
             return
         self._close_input()
-
-    def _close_input(self) -> None:
-        if self._stdin is not None:
-            descriptor, self._stdin = self._stdin, None
-            os.close(descriptor)
 
     def _close_control(self) -> None:
         if self._control is not None:
