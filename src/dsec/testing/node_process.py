@@ -16,13 +16,12 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
+from dsec.testing.countdown import Countdown
 
-_COUNTED = tuple(f"{os.sep}dsec{os.sep}{name}{os.sep}" for name in ("node", "runtimes", "state", "stores", "linux"))
+_COUNTED = ("node", "runtimes", "state", "stores", "linux")
 _START_TIMEOUT_S = 60.0
 
 
@@ -126,33 +125,10 @@ class NodeProcess:
             await service.aclose()
 
 
-class _Countdown:
-    """Counts executed lines and ends the process at the last one."""
-
-    def __init__(self, lines: int) -> None:
-        self._left = lines
-
-    def begin(self, *_: object) -> None:
-        threading.settrace(self.enter)
-        sys.settrace(self.enter)
-
-    def enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self.count if any(part in frame.f_code.co_filename for part in _COUNTED) else None
-
-    def count(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            self._left -= 1
-            if self._left <= 0:
-                sys.stderr.write(f"killed at {frame.f_code.co_filename}:{frame.f_lineno}\n")
-                sys.stderr.flush()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return self.count
-
-
 def _main(lines: str, when: str, *arguments: str) -> None:
     from dsec.cli.main import main
 
-    countdown = _Countdown(int(lines))
+    countdown = Countdown(int(lines), _COUNTED)
     if when == "armed":
         countdown.begin()
     else:
