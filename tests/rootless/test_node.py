@@ -89,9 +89,10 @@ def host(user: OrdinaryUser, state_dir: Path) -> Iterator[Host]:
 async def client(host: Host) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(url=host.url) as client:
         yield client
-    async with HttpService(Endpoint(url=host.url)) as service:
-        for info in await service.list():
-            await service.remove(info.sandbox_id)
+    service = HttpService(Endpoint(url=host.url))
+    for info in await service.list():
+        await service.remove(info.sandbox_id)
+    await service.aclose()
 
 
 async def left_inside(box: AsyncSandbox, word: str) -> int:
@@ -176,6 +177,16 @@ async def test_fork_bomb_ends_with_its_timeout(client: AsyncClient) -> None:
     # Bounded, since nothing else bounds it here; each forks on until it is killed.
     script = "i=0; while [ $i -lt 40 ]; do (while :; do (:) ; done) & i=$((i+1)); done; wait"
     assert (await box.run(script, timeout_s=1.0)).timed_out
+    assert (await box.run("ls /proc | grep -c '^[0-9]'")).stdout.strip() in ("4", "5")
+
+
+@pytest.mark.parametrize("signal_name", ["STOP", "KILL"])
+async def test_guest_that_signals_all_it_sees_cannot_keep_itself_from_being_killed(
+    client: AsyncClient, signal_name: str
+) -> None:
+    box = await client.create("base")
+    result = await box.run(["perl", "-e", f"print 'on'; $| = 1; while (1) {{ kill '{signal_name}', -1 }}"], timeout_s=1)
+    assert result.timed_out
     assert (await box.run("ls /proc | grep -c '^[0-9]'")).stdout.strip() in ("4", "5")
 
 

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from dsec.base.errors import CapabilityMissingError
 
-NEEDED = 65_535
-"""Ids beside the user's own, so that images may have users 0 to 65,535."""
+NEEDED = 65_536
+"""Ids beside the user's own: those of users 1 to 65,535 of images, and one that no sandbox has (`OUTSIDE_ID`)."""
+OUTSIDE_ID = 65_536
+"""An id of the namespace that no sandbox maps, so that nothing in a sandbox may signal a process that has it."""
 
 _KINDS = (("newuidmap", Path("/etc/subuid")), ("newgidmap", Path("/etc/subgid")))
 
@@ -36,7 +38,7 @@ def subordinate_range(path: Path, user: str, uid: int) -> tuple[int, int] | None
 
 
 def write_maps(pid: int) -> None:
-    """Map ids in the new user namespace of the process `pid`: 0 to this user, 1 to 65,535 to subordinate ids.
+    """Map ids in the new user namespace of the process `pid`: 0 to this user, 1 to 65,536 to subordinate ids.
 
     Raises:
         CapabilityMissingError: the programs or the ranges are missing, or too small.
@@ -47,7 +49,7 @@ def write_maps(pid: int) -> None:
         found = subordinate_range(path, user, uid)
         if found is None or found[1] < NEEDED:
             raise CapabilityMissingError(
-                f"{user} has no {NEEDED + 1:,} subordinate ids in {path}",
+                f"{user} has no {NEEDED:,} subordinate ids in {path}",
                 detail="the files of an image belong to many users, and each needs an id of this host",
                 resolution=f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}",
             )

@@ -29,6 +29,19 @@ def in_user_namespace() -> bool:
     return Path("/proc/self/uid_map").read_text(encoding="ascii").split() != _INITIAL_MAP
 
 
+def maps_id(number: int) -> bool:
+    """Whether this process's user namespace has an id, as user and as group."""
+    return all(
+        any(first <= number < first + count for first, _, count in _pieces(f"/proc/self/{name}_map"))
+        for name in ("uid", "gid")
+    )
+
+
+def _pieces(path: str) -> list[tuple[int, int, int]]:
+    lines = Path(path).read_text(encoding="ascii").splitlines()
+    return [(int(first), int(outside), int(count)) for first, outside, count in map(str.split, lines)]
+
+
 def make_user_namespace(first_host_id: int, count: int = IDS_PER_RANGE) -> int:
     """Return a descriptor of a new user namespace that maps 0..count-1 to first_host_id... for users and groups.
 

@@ -33,6 +33,8 @@ from pathlib import Path
 from dsec.base.errors import CapabilityMissingError
 from dsec.linux.cgroups import CgroupLimits, CgroupMode, CgroupUsage
 from dsec.linux.processes import ProcessIdentity
+from dsec.linux.subids import OUTSIDE_ID
+from dsec.linux.userns import maps_id
 from dsec.runtimes.container.child import HostChild
 from dsec.runtimes.container.paths import InstancePaths
 
@@ -40,6 +42,8 @@ EVERYTHING = "everything"
 """A child that stands for whatever commands left running. No process id is that word: they have a dash in them."""
 
 NSENTER = "/usr/bin/nsenter"
+_SETPRIV = "/usr/bin/setpriv"
+_SWEEP_CAPABILITIES = "+kill,+sys_admin,+sys_ptrace"
 _NAMESPACE_DESCRIPTOR = 3
 _SWEEP = "kill -9 -1"
 _LAUNCHER = "launcher"
@@ -292,14 +296,19 @@ class ProcessWatch:
 
 
 def _start_sweep(namespace: int) -> HostChild:
-    """Run the sweep in a pid namespace, with the host's own shell (a builtin of it sends the signals)."""
+    """Run the sweep in a pid namespace, with the host's own shell (a builtin of it sends the signals).
+
+    For that moment the shell is seen inside. It has an id that no guest has, so that none may stop or kill it.
+    """
+    command = [NSENTER, f"--pid=/proc/self/fd/{_NAMESPACE_DESCRIPTOR}", "/bin/sh", "-c", _SWEEP]
+    if maps_id(OUTSIDE_ID):
+        identity = [f"--reuid={OUTSIDE_ID}", f"--regid={OUTSIDE_ID}", "--clear-groups"]
+        kept = [f"--inh-caps={_SWEEP_CAPABILITIES}", f"--ambient-caps={_SWEEP_CAPABILITIES}"]
+        command = [_SETPRIV, *identity, *kept, "--", *command]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
-        return HostChild.start(
-            NSENTER,
-            [f"--pid=/proc/self/fd/{_NAMESPACE_DESCRIPTOR}", "/bin/sh", "-c", _SWEEP],
-            {0: null, 1: null, 2: null, _NAMESPACE_DESCRIPTOR: namespace},
-        )
+        descriptors = {0: null, 1: null, 2: null, _NAMESPACE_DESCRIPTOR: namespace}
+        return HostChild.start(command[0], command[1:], descriptors)
     finally:
         os.close(null)
 
