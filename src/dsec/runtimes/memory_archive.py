@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import posixpath
 import tarfile
 
@@ -29,7 +30,7 @@ def pack(tree: Tree, root: str) -> bytes:
                 continue
             archive.addfile(_member(path[len(base) + 1 :], entry), io.BytesIO(entry.content))
         if left_out:
-            archive.fileobj.write(_comment(left_out))
+            archive.addfile(_remark(left_out))
     return buffer.getvalue()
 
 
@@ -43,9 +44,12 @@ def _member(name: str, entry: Entry) -> tarfile.TarInfo:
     return member
 
 
-def _comment(left_out: list[str]) -> bytes:
-    carrier = tarfile.TarInfo("")
-    return carrier.create_pax_global_header({"DSEC.left_out": "\n".join(left_out)})
+def _remark(left_out: list[str]) -> tarfile.TarInfo:
+    """Return a last entry for the directory itself; a trailing global header is a damaged archive to common readers."""
+    member = tarfile.TarInfo("./")
+    member.type, member.mode = tarfile.DIRTYPE, 0o755
+    member.pax_headers = {"DSEC.left_out": json.dumps(left_out), "DSEC.left_out_count": str(len(left_out))}
+    return member
 
 
 class UnpackingWriter:
@@ -77,16 +81,24 @@ class UnpackingWriter:
         if name.startswith("/") or ".." in name.split("/"):
             raise UnsafeArchiveError(f"the archive names a path outside its root: {name[:200]!r}")
         path = posixpath.normpath(posixpath.join(self._directory, name))
+        self._check_parents(posixpath.dirname(path))
         if member.isdir():
             self._tree.make_directories(path, self._identity, member.mode & 0o7777)
             return
         self._tree.make_directories(posixpath.dirname(path), self._identity)
         self._tree.put(path, self._entry(archive, member))
 
+    def _check_parents(self, directory: str) -> None:
+        """Refuse an entry below a link: links are stored as they are and never followed."""
+        while directory.startswith(self._directory.rstrip("/") + "/"):
+            entry = self._tree.entries.get(directory)
+            if entry is not None and entry.kind is not FileKind.DIRECTORY:
+                raise UnsafeArchiveError(f"a parent of an archive's entry is a link or a file: {directory[:200]!r}")
+            directory = posixpath.dirname(directory)
+
     def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
         if member.issym():
-            inside = posixpath.normpath(posixpath.join(posixpath.dirname(member.name), member.linkname))
-            if member.linkname.startswith("/") or inside.split("/")[0] == "..":
+            if _climbs_out(member.linkname, posixpath.dirname(posixpath.join(self._directory, member.name))):
                 raise UnsafeArchiveError(f"the archive holds a link out of its root: {member.name[:200]!r}")
             return Entry(FileKind.SYMLINK, 0o777, *self._identity, target=member.linkname)
         if not member.isreg() and not member.islnk():
@@ -94,3 +106,13 @@ class UnpackingWriter:
         source = archive.extractfile(member)
         content = source.read() if source is not None else b""
         return Entry(FileKind.FILE, member.mode & 0o7777, *self._identity, content=content)
+
+
+def _climbs_out(target: str, directory: str) -> bool:
+    """Return whether a link in `directory` goes up further than the sandbox's root; absolute targets are ordinary."""
+    depth = 0 if target.startswith("/") else len([part for part in directory.split("/") if part])
+    for part in target.split("/"):
+        depth += {"..": -1, ".": 0, "": 0}.get(part, 1)
+        if depth < 0:
+            return True
+    return False

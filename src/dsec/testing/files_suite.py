@@ -336,6 +336,18 @@ class FilesSuite:
         with pytest.raises(PathNotFoundError):
             await files.stat("/tmp/d/after")
 
+    async def test_links_of_an_archive_are_stored_as_they_are_and_not_followed(self, files: Files) -> None:
+        targets = {"absolute": "/usr/bin/python3", "up": "../../etc", "beside": "absolute"}
+        links = [(member(name, tarfile.SYMTYPE, link=target), b"") for name, target in targets.items()]
+        await upload(files, "/tmp/d", make_archive(links))
+        for name, target in targets.items():
+            assert (await files.stat(f"/tmp/d/{name}")).target == target
+        through = make_archive([(member("here", tarfile.SYMTYPE, link="/tmp"), b""), (member("here/owned"), b"x")])
+        with pytest.raises(UnsafeArchiveError):
+            await upload(files, "/tmp/d", through)
+        with pytest.raises(PathNotFoundError):
+            await files.stat("/tmp/owned")
+
     async def test_what_is_no_archive_is_refused(self, files: Files) -> None:
         for garbage in (b"x" * 2048, b"\x1f\x8b" + b"x" * 1022):
             with pytest.raises(InvalidRequestError):
