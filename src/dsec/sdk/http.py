@@ -1,7 +1,7 @@
 """`HttpService`: the `SandboxService` of a server elsewhere.
 
-Unary operations go through the thin keep-alive client, streams of bytes and watches through httpx2, commands with
-events through WebSockets (input, signals and resizing need both directions).
+Unary operations go through one thin client, files, archives and watches through another (their bodies have any length),
+commands with events through WebSockets (input, signals and resizing need both directions).
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-import httpx2
 import msgspec
 
 from dsec.api import wire
-from dsec.api.routes import METADATA_PREFIX, ROUTES, STREAM_S, Route, deadline_of
+from dsec.api.routes import METADATA_PREFIX, ROUTES, Route, deadline_of
 from dsec.base.errors import DsecError, InvalidRequestError, NodeUnavailableError, UnknownOutcomeError
 from dsec.base.ids import new_id
 from dsec.model.capability import CapabilityReport
@@ -31,8 +30,9 @@ from dsec.model.process import (
     SessionRequest,
 )
 from dsec.model.sandbox import Lifetime, SandboxFilter, SandboxInfo, SandboxSpec, SandboxStats
-from dsec.sdk.keepalive import Endpoint, KeepAliveClient, Reply, unreachable
+from dsec.sdk.keepalive import Endpoint, KeepAliveClient, Reply
 from dsec.sdk.sockets import CommandSocket, open_command
+from dsec.sdk.streaming import CutError, StreamClient, StreamReply, StreamRequest
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
 
 ANSWER_SLACK_S = 30.0
@@ -40,6 +40,9 @@ ANSWER_SLACK_S = 30.0
 
 CHUNK_BYTES = 1 << 20
 """Pieces in which a transfer is handed on: each costs the sync half two hops between threads."""
+
+_STREAM_HEADERS = f"accept: {wire.MSGPACK}, */*\r\n".encode()
+_OCTETS_HEADER = f"content-type: {wire.OCTETS}\r\n".encode()
 
 _REPEATABLE = frozenset({"create", "pause", "resume", "stop", "end_processes", "wait_process"})
 """POST operations that may be sent again: doing them twice is doing them once. GET, PUT and DELETE are by nature."""
@@ -59,7 +62,7 @@ class HttpService:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._unary = KeepAliveClient(endpoint)
-        self._streams: httpx2.AsyncClient | None = None
+        self._streams = StreamClient(endpoint)
 
     # -- the three ways to call ----------------------------------------------------------------------------------
 
@@ -78,38 +81,24 @@ class HttpService:
             raise _error(reply)
         return None if route.status == 204 else _decode(reply.body, kind or route.result)
 
-    def _client(self) -> httpx2.AsyncClient:
-        if self._streams is None:
-            path = self._endpoint.socket_path
-            if path is None:
-                self._endpoint.address()
-            token = self._endpoint.token
-            self._streams = httpx2.AsyncClient(
-                base_url="http://localhost" if path else self._endpoint.url,
-                transport=httpx2.AsyncHTTPTransport(uds=path, limits=httpx2.Limits(max_connections=None)),
-                headers={"authorization": f"Bearer {token}"} if token else {},
-                timeout=httpx2.Timeout(STREAM_S, connect=10.0, pool=10.0),
-            )
-        return self._streams
-
     @asynccontextmanager
     async def _stream(
         self, name: str, query: Iterable[tuple[str, str]], content: AsyncIterable[bytes] | bytes | None, **path: str
-    ) -> AsyncIterator[httpx2.Response]:
+    ) -> AsyncIterator[StreamReply]:
         route = ROUTES[name]
-        headers = {"accept": f"{wire.MSGPACK}, */*"}
-        if content is not None:
-            headers["content-type"] = wire.OCTETS
+        request = StreamRequest(
+            method=route.method,
+            target=route.target(query, **path),
+            headers=_STREAM_HEADERS if content is None else _STREAM_HEADERS + _OCTETS_HEADER,
+            content=content,
+            timeout_s=route.deadline_s + ANSWER_SLACK_S,
+        )
         try:
-            request = self._client().stream(route.method, route.target(query, **path), content=content, headers=headers)
-            async with request as response:
-                if response.status_code >= 400:
-                    content_type = response.headers.get("content-type", "").encode()
-                    raise _error(Reply(response.status_code, content_type, await response.aread()))
-                yield response
-        except httpx2.ConnectError as error:
-            raise unreachable(self._endpoint, error) from error
-        except httpx2.TransportError as error:
+            async with self._streams.stream(request) as reply:
+                if reply.status >= 400:
+                    raise _error(Reply(reply.status, reply.content_type, await reply.read()))
+                yield reply
+        except CutError as error:
             raise self._cut(route, error) from error
 
     def _cut(self, route: Route, error: Exception) -> DsecError:
@@ -220,8 +209,8 @@ class HttpService:
     # -- files --------------------------------------------------------------------------------------------------
 
     async def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
-        async with self._stream("read_file", _path(path, user), None, sandbox_id=sandbox_id) as response:
-            async for chunk in _gathered(response):
+        async with self._stream("read_file", _path(path, user), None, sandbox_id=sandbox_id) as reply:
+            async for chunk in reply.pieces(CHUNK_BYTES):
                 yield chunk
 
     async def write_file(
@@ -235,8 +224,8 @@ class HttpService:
         user: str | None = None,
     ) -> FileInfo:
         query = [*_path(path, user), ("append", _flag(append)), ("permissions", f"{permissions:04o}")]
-        async with self._stream("write_file", query, content, sandbox_id=sandbox_id) as response:
-            info: FileInfo = _decode(await response.aread(), FileInfo)
+        async with self._stream("write_file", query, content, sandbox_id=sandbox_id) as reply:
+            info: FileInfo = _decode(await reply.read(), FileInfo)
             return info
 
     async def stat_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> FileInfo:
@@ -269,14 +258,14 @@ class HttpService:
         self, sandbox_id: str, path: str, *, recursive: bool = False, user: str | None = None
     ) -> AsyncIterator[AsyncIterator[FileChange]]:
         query = [*_path(path, user), ("recursive", _flag(recursive))]
-        async with self._stream("watch_files", query, None, sandbox_id=sandbox_id) as response:
-            events = _events(response)
+        async with self._stream("watch_files", query, None, sandbox_id=sandbox_id) as reply:
+            events = _events(reply)
             await anext(events)  # The server's word that the watch stands.
             yield _changes(events)
 
     async def download(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
-        async with self._stream("download", _path(path, user), None, sandbox_id=sandbox_id) as response:
-            async for chunk in _gathered(response):
+        async with self._stream("download", _path(path, user), None, sandbox_id=sandbox_id) as reply:
+            async for chunk in reply.pieces(CHUNK_BYTES):
                 yield chunk
 
     async def upload(
@@ -302,9 +291,7 @@ class HttpService:
 
     async def aclose(self) -> None:
         self._unary.close()
-        if self._streams is not None:
-            await self._streams.aclose()
-            self._streams = None
+        self._streams.close()
 
 
 def _encode(body: Any) -> bytes:
@@ -335,24 +322,9 @@ def _error(reply: Reply) -> DsecError:
     return wire.raise_error(body)
 
 
-async def _gathered(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """Yield a body in pieces of `CHUNK_BYTES` or little more. httpx2's own way there copies every byte three times."""
-    parts: list[bytes] = []
-    size_bytes = 0
-    async for part in response.aiter_raw():
-        parts.append(part)
-        size_bytes += len(part)
-        if size_bytes >= CHUNK_BYTES:
-            yield b"".join(parts)
-            parts.clear()
-            size_bytes = 0
-    if parts:
-        yield b"".join(parts)
-
-
-async def _events(response: httpx2.Response) -> AsyncIterator[Any]:
+async def _events(reply: StreamReply) -> AsyncIterator[Any]:
     decoder = wire.EventDecoder(wire.WatchEvent)
-    async for chunk in response.aiter_bytes():
+    async for chunk in reply.pieces():
         for event in decoder.feed(chunk):
             if isinstance(event, ErrorEvent):
                 raise wire.raise_error(event)
