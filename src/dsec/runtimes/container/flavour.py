@@ -27,7 +27,8 @@ class Flavour:
         needs_threads: `exec` cannot do without threads of its own, which count in the sandbox: in one that holds as
             many processes as it may, a start hangs until it is killed, or ends as if the command had ended with 2,
             instead of being refused.
-        sends_signals: a command is the runtime's child on this host, or hears what the runtime does.
+        sends_signals: a command is the runtime's child on this host. Otherwise it cannot be signalled, and a terminal
+            works but tells it of no interrupt and no change of size.
         passes_descriptors: `exec` hands further descriptors on to the command.
         own_kernel: the guest's processes are not processes of the host's kernel (gVisor): files are then reached
             through the overlay, which stays mounted on the host.
@@ -52,6 +53,7 @@ RUNC = Flavour(name="runc", manages_cgroups=True, console_socket=False, waits_fo
 RUNSC = Flavour(
     name="runsc",
     global_flags=("--platform=ptrace", "--network=none", "--ignore-cgroups", "--file-access=shared", "--oci-seccomp"),
+    console_socket=False,
     own_kernel=True,
     sends_signals=False,
     passes_descriptors=False,
