@@ -205,7 +205,16 @@ async def _run_many(guest: Guest) -> None:
 
 
 async def test_fork_bomb_is_contained_named_and_ended(guest: Guest) -> None:
-    await guest.background("f() { f & f & wait; }; while :; do f; done")
+    bomb = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+    request = CommandRequest(argv=("python3", "-c", bomb), timeout_s=None)
+    await guest.service.start_process(guest.sandbox_id, request)
     await wait_processes(guest, lambda count: count >= 100)
     with pytest.raises(SandboxProcessLimitError):
         await _run_many(guest)
@@ -278,11 +287,13 @@ while count < 100000 and libc.inotify_init1(0) >= 0:
 print(count, flush=True)
 import time; time.sleep(60)
 """
-    await service.start_process(guest.sandbox_id, CommandRequest(argv=("python3", "-c", source), timeout_s=None))
-    async with service.watch_files("sbx-bystander", "/home/user") as changes:
-        await service.write_file("sbx-bystander", "/home/user/seen", b"x")
-        with anyio.fail_after(PATIENCE_S):
-            assert (await anext(changes)).path
+    request = CommandRequest(argv=("python3", "-c", source), timeout_s=60)
+    async with service.stream(guest.sandbox_id, request) as stream:
+        assert isinstance(await anext(stream), OutputEvent)
+        async with service.watch_files("sbx-bystander", "/home/user") as changes:
+            await service.write_file("sbx-bystander", "/home/user/seen", b"x")
+            with anyio.fail_after(PATIENCE_S):
+                assert (await anext(changes)).path
     await service.remove_file("sbx-bystander", "/home/user/seen")
 
 
