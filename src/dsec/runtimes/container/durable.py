@@ -164,9 +164,10 @@ class DurableProcess(ProcessBase):
     ) -> DurableProcess | None:
         """Take over what an earlier node started; None when there is nothing of it."""
         directory = paths.process(process_id)
-        if not (directory / "started").exists():
-            return None  # Its start was never acknowledged.
         pidfd = _open_pidfd(directory)
+        if pidfd is None and not (directory / "started").exists():
+            # Its start was never acknowledged. (A shell that lives may have been frozen on its way to say so.)
+            return None
         sources = {} if pidfd is None else _reopen(directory)
         return cls(process_id, directory, group, pidfd=pidfd, sources=sources, kept=kept)
 

@@ -11,6 +11,7 @@ and says so. One that let go in good order, and does not say, begins where it en
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -78,7 +79,8 @@ class KeptOutput:
     def close(self) -> None:
         """Let go of the files; a later reader finds them again. Idempotent."""
         if self._files and any(self._returned.values()):
-            self._position.write_text(" ".join(map(str, self._returned.values())), encoding="ascii")
+            with contextlib.suppress(FileNotFoundError):  # It went with its instance.
+                self._position.write_text(" ".join(map(str, self._returned.values())), encoding="ascii")
         for file in self._files.values():
             os.close(file)
         self._files = {}
