@@ -104,6 +104,14 @@ def test_unified_usage_is_read_from_version_2(unified: Cgroups) -> None:
     assert usage.pressure == {"cpu": 0.125}
 
 
+@pytest.mark.parametrize(("limit", "full"), [("3", True), ("2", True), ("4", False), ("max", False)])
+def test_group_is_full_at_its_process_limit(unified: Cgroups, limit: str, full: bool) -> None:
+    (unified.path("g") / "pids.current").write_text("3\n")
+    (unified.path("g") / "pids.max").write_text(f"{limit}\n")
+    assert unified.is_full("g") is full
+    assert not unified.is_full("nobody")
+
+
 def test_hybrid_usage_is_read_from_version_1(hybrid: Cgroups, tmp_path: Path) -> None:
     (tmp_path / "memory/dsec/n/g/memory.usage_in_bytes").write_text("4096\n")
     (tmp_path / "memory/dsec/n/g/memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")

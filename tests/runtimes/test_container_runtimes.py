@@ -37,7 +37,6 @@ class TestCrun(RuntimeSuite, IsolationSuite):
 @needs("runc")
 class TestRunc(RuntimeSuite, IsolationSuite):
     waits_for_children = "runc exec copies the streams itself and ends when nobody holds them"
-    fails_when_full = "runc exec needs threads of its own: it hangs, or ends as if the command had ended with 2"
 
     @pytest.fixture
     async def runtime(self, node_id: str) -> AsyncIterator[Runtime]:

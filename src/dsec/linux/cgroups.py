@@ -286,6 +286,12 @@ class Cgroups:
         root = self._unified if self.mode is CgroupMode.UNIFIED else self._v1.get("pids", self._unified)
         return _keyed(root / group / "pids.events").get("max", 0)
 
+    def is_full(self, group: str) -> bool:
+        """Whether the group holds as many processes as it may."""
+        root = (self._unified if self.mode is CgroupMode.UNIFIED else self._v1.get("pids", self._unified)) / group
+        current, limit = _number(root / "pids.current"), _number(root / "pids.max")
+        return current is not None and limit is not None and current >= limit
+
     def is_populated(self, group: str, child: str | None = None) -> bool:
         """Whether any process is in the group or below it; False when the group does not exist."""
         return "populated 1" in (_read(self._events(group, child)) or "")

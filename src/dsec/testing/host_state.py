@@ -54,9 +54,7 @@ def _groups(node_id: str) -> list[str]:
     roots = {entry.target for entry in mounts.mount_table() if entry.kind in ("cgroup", "cgroup2")}
     tops = (Path(root) / "dsec" / node_id for root in roots)
     # Path.rglob fails where a group goes while it looks; os.walk passes over it.
-    return [
-        os.path.join(directory, name) for top in tops for directory, names, _ in os.walk(top) for name in names
-    ]
+    return [os.path.join(directory, name) for top in tops for directory, names, _ in os.walk(top) for name in names]
 
 
 def _processes(node_id: str, run_directory: Path) -> list[str]:

@@ -172,7 +172,6 @@ class IsolationSuite:
 
     @pytest.mark.needs_capability(Capability.PIDS_LIMIT)
     @pytest.mark.leaves_children
-    @pytest.mark.fills_process_limit
     async def test_process_limit_is_met_inside_and_by_starts(
         self, runtime: Runtime, make_request: MakeRequest, commands: Commands
     ) -> None:

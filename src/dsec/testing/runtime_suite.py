@@ -116,9 +116,6 @@ class RuntimeSuite:
     waits_for_children = ""
     """Why a command does not end before what it left running closes its streams; empty: it does."""
 
-    fails_when_full = ""
-    """Why a start hangs, or is told wrongly, in a sandbox that may have no more processes; empty: it is refused."""
-
     deviations: ClassVar[Mapping[str, str]] = {}
     """Names of tests that this runtime does not pass, with the reason; they are skipped."""
 
@@ -131,8 +128,6 @@ class RuntimeSuite:
             pytest.skip(self.no_real_shell)
         if self.waits_for_children and request.node.get_closest_marker("leaves_children"):
             pytest.skip(self.waits_for_children)
-        if self.fails_when_full and request.node.get_closest_marker("fills_process_limit"):
-            pytest.skip(self.fails_when_full)
         for marker in request.node.iter_markers("needs_capability"):
             for report in runtime.capabilities():
                 if report.capability is marker.args[0] and not report.available:
@@ -490,7 +485,6 @@ class RuntimeSuite:
     @needs_real_shell
     @pytest.mark.needs_capability(Capability.PIDS_LIMIT)
     @pytest.mark.needs_capability(Capability.PROCESS_TREE_KILL)
-    @pytest.mark.fills_process_limit
     async def test_fork_bomb_is_contained_and_killed(
         self, runtime: Runtime, make_request: MakeRequest, commands: Commands
     ) -> None:

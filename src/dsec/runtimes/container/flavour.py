@@ -25,8 +25,8 @@ class Flavour:
         waits_for_children: `exec` copies the command's streams itself and ends only when nothing that the command left
             running holds them any more; `Process.wait` then waits for that, too.
         needs_threads: `exec` cannot do without threads of its own, which count in the sandbox: in one that holds as
-            many processes as it may, a start hangs until it is killed, or ends as if the command had ended with 2,
-            instead of being refused.
+            many processes as it may, it hangs until it is killed, or ends as if the command had ended with 2. So it is
+            not started then. (A sandbox that fills up while `exec` works can still do that to it.)
         sends_signals: a command is the runtime's child on this host. Otherwise it cannot be signalled, and a terminal
             works but tells it of no interrupt and no change of size.
         passes_descriptors: `exec` hands further descriptors on to the command.

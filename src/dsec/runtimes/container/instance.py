@@ -27,7 +27,7 @@ from dsec.runtimes.container.command import (
     write_document,
 )
 from dsec.runtimes.container.durable import DurableProcess
-from dsec.runtimes.container.failures import host_error
+from dsec.runtimes.container.failures import host_error, process_limit_error
 from dsec.runtimes.container.files import ContainerFiles
 from dsec.runtimes.container.group import CommandGroup
 from dsec.runtimes.container.groups import Groups
@@ -122,11 +122,7 @@ class ContainerInstance:
 
     async def spawn(self, request: SpawnRequest) -> Process:
         self._require_alive()
-        if request.control_fd and not self._program.flavour.passes_descriptors:
-            raise CapabilityMissingError(
-                f"{self._program.flavour.name} gives a command no descriptor beside its three streams",
-                resolution="use crun or runc",
-            )
+        self._refuse_impossible(request)
         self._sweep()
         user = _ROOT if request.user == "0" else self._resolve_user(request.user)
         document = encode_document(self._document(request, user))
@@ -140,6 +136,15 @@ class ContainerInstance:
         except BaseException:
             await self._undo(group)
             raise
+
+    def _refuse_impossible(self, request: SpawnRequest) -> None:
+        flavour = self._program.flavour
+        if request.control_fd and not flavour.passes_descriptors:
+            raise CapabilityMissingError(
+                f"{flavour.name} gives a command no descriptor beside its three streams", resolution="use crun or runc"
+            )
+        if flavour.needs_threads and self._cgroups.is_full(self.instance_id):
+            raise process_limit_error()
 
     async def _spawn(self, request: SpawnRequest, document: bytes, group: CommandGroup, owner: int) -> Process:
         if request.durable:

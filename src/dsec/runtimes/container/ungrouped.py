@@ -166,6 +166,9 @@ class Ungrouped:
     def process_limit_hits(self, group: str) -> int:
         return 0
 
+    def is_full(self, group: str) -> bool:
+        return False
+
     def freeze(self, group: str, *, frozen: bool) -> None:
         """Nothing is ever frozen here, so that thawing has nothing to do."""
         if frozen:
