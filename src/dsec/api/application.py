@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import AsyncIterator, MutableMapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from starlette.websockets import WebSocket
 from dsec.api import wire
 from dsec.api.guard import ClientGoneError, Guard, Receive, Send
 from dsec.api.handlers import EVENT_HANDLERS, OCTET_HANDLERS, VALUE_HANDLERS, Call, filter_of
+from dsec.api.protocol import DIRECT, Direct
 from dsec.api.refusal import Refusal
 from dsec.api.router import Router
 from dsec.api.routes import ROUTES, STREAM_S, Carry, Route, convert_query, deadline_of, parse_query
@@ -32,6 +34,9 @@ _log = structlog.get_logger("dsec.api")
 
 ERROR_SEND_S = 5.0
 """How long a client may take to accept an error when it may not be reading at all."""
+
+_LONG_PIECE_BYTES = 64 << 10
+"""Pieces from here on are sent past the transport, which costs a descriptor once and a system call more."""
 
 Scope = MutableMapping[str, Any]
 
@@ -61,10 +66,11 @@ class Limits:
 class _Response:
     """One response being sent."""
 
-    __slots__ = ("_send", "events", "msgpack", "started")
+    __slots__ = ("_send", "direct", "events", "msgpack", "started")
 
-    def __init__(self, send: Send, *, msgpack: bool) -> None:
+    def __init__(self, send: Send, *, msgpack: bool, direct: Direct | None = None) -> None:
         self._send = send
+        self.direct = direct
         self.msgpack = msgpack
         self.started = False
         self.events = False
@@ -90,6 +96,17 @@ class _Response:
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             await checkpoint()
+
+    async def piece(self, data: bytes) -> None:
+        """Send a piece of a long body, past the transport where that can be."""
+        if self.direct is None or len(data) < _LONG_PIECE_BYTES:
+            await self.chunk(data)
+            return
+        try:
+            sent = await self.direct.send(data)
+        except OSError as error:
+            raise ClientGoneError from error
+        await (checkpoint() if sent else self.chunk(data))
 
     async def event(self, event: object) -> None:
         await self.chunk(wire.encode_event(event, msgpack=self.msgpack))
@@ -123,7 +140,8 @@ class Application:
         if scope["type"] == "websocket":
             await self._socket(scope, headers, receive, send)
             return
-        response = _Response(send, msgpack=b"msgpack" in headers.get(b"accept", b""))
+        direct: Direct | None = scope.get("extensions", {}).get(DIRECT, {}).get("direct")
+        response = _Response(send, msgpack=b"msgpack" in headers.get(b"accept", b""), direct=direct)
         try:
             route, parameters = self._admit(scope, headers)
             await self._answer(route, parameters, scope, headers, receive, response)
@@ -276,9 +294,10 @@ async def _answer_octets(route: Route, call: Call, response: _Response) -> None:
     chunks = OCTET_HANDLERS[route.name](call)
     first = await anext(chunks, b"")
     await response.begin(wire.TAR if route.result_carry is Carry.TAR else wire.OCTETS)
-    await response.chunk(first)
-    async for chunk in chunks:
-        await response.chunk(chunk)
+    with response.direct or nullcontext():
+        await response.piece(first)
+        async for chunk in chunks:
+            await response.piece(chunk)
     await response.end()
 
 

@@ -6,7 +6,6 @@ to finish, what still runs is cancelled (which ends its command). Sandboxes are 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import tempfile
@@ -14,20 +13,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dsec.api.application import Application, Limits
+from dsec.api.protocol import LongBodyProtocol
 from dsec.base.errors import InvalidRequestError
-from dsec.base.units import MIB
 from dsec.service.port import SandboxService
 
 SOCKET_BACKLOG = 2048
-BODY_AHEAD_BYTES = 1 * MIB
-"""How much of a body is received ahead of whoever takes it in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,53 +173,9 @@ class _Server(uvicorn.Server):
         self._application.drain()
 
 
-def _protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with bounds on the request head, which httptools itself does not have."""
-
-    class BoundedProtocol(HttpToolsProtocol):
-        _head_bytes = 0
-        _in_head = True
-        _head_timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._head_timer = self.loop.call_later(limits.head_s, transport.close)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def on_message_begin(self) -> None:
-            self._in_head = True
-            self._head_bytes = 0
-            super().on_message_begin()
-
-        def on_body(self, body: bytes) -> None:
-            super().on_body(body)
-            # uvicorn holds the client back at 64 KiB, which is less than one read: nothing would arrive while a part
-            # is being written to disk.
-            if self.flow.read_paused and len(self.cycle.body) < BODY_AHEAD_BYTES:
-                self.flow.resume_reading()
-
-        def on_headers_complete(self) -> None:
-            self._in_head = False
-            self._stop_timer()
-            super().on_headers_complete()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if not self._in_head or self.transport.is_closing():
-                return
-            self._head_bytes += len(data)
-            if self._head_bytes > limits.head_bytes:
-                self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n")
-                self.transport.close()
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(limits.head_s, self.transport.close)
-
-        def _stop_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
+def _protocol(bounds: Limits) -> type[LongBodyProtocol]:
+    class BoundedProtocol(LongBodyProtocol):
+        head_bytes = bounds.head_bytes
+        head_s = bounds.head_s
 
     return BoundedProtocol

@@ -1,0 +1,244 @@
+"""uvicorn's HTTP/1.1 protocol with bounds on the request head, and a way around it for long bodies.
+
+uvicorn copies each byte of a request's body four times (out of the parser, into a buffer, out of it, and when the
+buffer grows) and each byte of an answer's once or more. Small bodies do not notice; of a gigabyte it was half of the
+server's work. So, behind uvicorn's back but within its rules:
+
+- When a head ends where we looked for its end, the body that follows does not pass the parser: `BodyDecoder` finds it,
+  and its pieces are handed on as they came. A new parser begins with the next request. Where the head's end was not
+  found (it may lie across two reads), the parser does the body too.
+- The application may send a body through `Direct`, found in the scope's extensions, on a duplicate of the socket.
+
+The transport stays with uvicorn: it reads, notices the end, times out and closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from dsec.api.framing import BodyDecoder, FramingError, chunk
+from dsec.api.sending import enlarge_send_buffer, send_parts
+from dsec.base.units import MIB
+
+BODY_AHEAD_BYTES = 1 * MIB
+"""How much of a body is received ahead of whoever takes it in."""
+DIRECT = "dsec.direct"
+"""The scope's extension under which `Direct` is found."""
+_HEAD_END = b"\r\n\r\n"
+
+
+class Direct:
+    """The connection of one request, to send pieces of a chunked body on without a copy.
+
+    The answer's head goes the usual way before, its last chunk after. A context manager: it holds a descriptor.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._connection: socket.socket | None = None
+
+    def __enter__(self) -> Direct:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def send(self, data: bytes) -> bool:
+        """Send one chunk. Returns whether that was possible now: not while the transport itself has data to send.
+
+        Raises:
+            OSError: the client has gone.
+        """
+        if self._transport.get_write_buffer_size() or self._transport.is_closing():
+            return False
+        if self._connection is None:
+            self._connection = _duplicate(self._transport)
+        await send_parts(self._connection, chunk(data))
+        return True
+
+
+def _duplicate(transport: asyncio.Transport) -> socket.socket:
+    original = transport.get_extra_info("socket")
+    connection = socket.fromfd(original.fileno(), original.family, original.type)
+    connection.setblocking(False)
+    enlarge_send_buffer(connection)
+    return connection
+
+
+class _Body:
+    """A request's body between the connection and the application, in the pieces in which it came."""
+
+    def __init__(self, protocol: LongBodyProtocol, decoder: BodyDecoder) -> None:
+        self._protocol = protocol
+        self._cycle = protocol.cycle
+        self._decoder = decoder
+        self._pieces: deque[bytes] = deque()
+        self._held_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._decoder.complete
+
+    def feed(self, data: bytes) -> int:
+        """Take in what came; return how much of it belongs to the body. Raises `FramingError`."""
+        pieces, used = self._decoder.feed(memoryview(data))
+        cycle = self._cycle
+        if not cycle.response_complete:  # Otherwise nobody wants it any more.
+            for piece in pieces:
+                self._pieces.append(data if len(piece) == len(data) else bytes(piece))
+                self._held_bytes += len(piece)
+            if self._held_bytes >= BODY_AHEAD_BYTES:
+                self._protocol.flow.pause_reading()
+            cycle.more_body = not self._decoder.complete
+            cycle.message_event.set()
+        return used
+
+    async def receive(self) -> Any:
+        """uvicorn's `receive`, one piece at a time."""
+        cycle = self._cycle
+        if cycle.waiting_for_100_continue and not cycle.transport.is_closing():
+            cycle.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+        while not self._pieces and not cycle.disconnected and not cycle.response_complete:
+            self._protocol.flow.resume_reading()
+            await cycle.message_event.wait()
+            cycle.message_event.clear()
+            if not cycle.more_body:
+                break
+        if cycle.disconnected or cycle.response_complete:
+            return {"type": "http.disconnect"}
+        piece = self._pieces.popleft() if self._pieces else b""
+        self._held_bytes -= len(piece)
+        if self._held_bytes < BODY_AHEAD_BYTES:
+            self._protocol.flow.resume_reading()
+        return {"type": "http.request", "body": piece, "more_body": cycle.more_body or bool(self._pieces)}
+
+
+class LongBodyProtocol(HttpToolsProtocol):
+    """See the module. Subclassed with the bounds of one server.
+
+    Attributes:
+        head_bytes: largest request head.
+        head_s: seconds to send one completely.
+    """
+
+    head_bytes: int
+    head_s: float
+
+    _seen_head_bytes = 0
+    _in_head = True
+    _awaits_head_end = True
+    _head_timer: asyncio.TimerHandle | None = None
+    _body: _Body | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(self.head_s, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._seen_head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = self._awaits_head_end = False
+        self._stop_timer()
+        self.scope["extensions"] = {DIRECT: {"direct": Direct(self.transport)}}
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        # uvicorn holds the client back at 64 KiB, which is less than one read: nothing would arrive while a part
+        # is being written to disk.
+        if self.flow.read_paused and len(self.cycle.body) < BODY_AHEAD_BYTES:
+            self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        self._awaits_head_end = True
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if self._body is not None:
+            self._take_body(self._body, data)
+            return
+        end = data.find(_HEAD_END) + len(_HEAD_END) if self._awaits_head_end else 0
+        if len(_HEAD_END) <= end < len(data):
+            self._take_head(data[:end], data[end:])
+        else:
+            self._take_head(data, b"")
+
+    def _take_head(self, data: bytes, rest: bytes) -> None:
+        awaited_head_end = self._awaits_head_end
+        super().data_received(data)
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:  # Refused, or upgraded.
+            return
+        if awaited_head_end and not self._awaits_head_end and data.endswith(_HEAD_END):
+            self._begin_body()
+        self._check_head(len(data))
+        if rest:
+            self.data_received(rest)
+
+    def _check_head(self, count: int) -> None:
+        if not self._in_head:
+            return
+        self._seen_head_bytes += count
+        if self._seen_head_bytes > self.head_bytes:
+            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n")
+            self.transport.close()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_s, self.transport.close)
+
+    def _begin_body(self) -> None:
+        """Take the body that follows a head upon ourselves, if there is one and nothing else is asked for."""
+        cycle = self.cycle
+        if cycle is None or cycle.scope is not self.scope or not cycle.more_body or self.parser.should_upgrade():
+            return
+        decoder = _decoder_of(self.headers)
+        if decoder is not None:
+            self._body = _Body(self, decoder)
+            cycle.receive = self._body.receive  # type: ignore[method-assign]
+
+    def _take_body(self, body: _Body, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            used = body.feed(data)
+        except FramingError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        if not body.complete:
+            return
+        self._body = None
+        self._awaits_head_end = True
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn does.
+        if used < len(data):
+            self.data_received(data[used:])
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def _decoder_of(headers: list[tuple[bytes, bytes]]) -> BodyDecoder | None:
+    """Return the decoder of a long body, or None: leave it to the parser, which has checked these headers."""
+    lengths = [value for name, value in headers if name == b"content-length"]
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings == [b"chunked"] and not lengths:
+        return BodyDecoder(None)
+    if codings or len(lengths) != 1 or not lengths[0].isdigit():
+        return None
+    length_bytes = int(lengths[0])
+    return BodyDecoder(length_bytes) if length_bytes > BODY_AHEAD_BYTES else None
