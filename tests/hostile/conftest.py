@@ -24,7 +24,7 @@ from dsec.model.sandbox import Resources, SandboxFilter, SandboxSpec, SandboxSta
 from dsec.sdk.http import HttpService
 from dsec.testing.guest import Guest
 from dsec.testing.guest_image import make_root
-from dsec.testing.leaks import Leaks, loop_devices_of
+from dsec.testing.leaks import Leaks, clear_away, loop_devices_of
 from dsec.testing.node_process import NodeProcess
 
 BYSTANDER = "sbx-bystander"
@@ -69,6 +69,7 @@ def node() -> Iterator[NodeProcess]:
         assert not loop_devices_of(state_dir)
     finally:
         node.kill()
+        clear_away(state_dir)
         shutil.rmtree(top, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsec.testing.guest_image import make_root
-from dsec.testing.leaks import Leaks, loop_devices_of
+from dsec.testing.leaks import Leaks, clear_away, loop_devices_of
 
 IMAGE = "guest"
 
@@ -41,4 +41,5 @@ def state_dir() -> Iterator[Path]:
         assert not loop_devices_of(state)
         assert not (Path("/run/dsec") / (state / "node.id").read_text().strip()).exists()
     finally:
+        clear_away(state)
         shutil.rmtree(top, ignore_errors=True)

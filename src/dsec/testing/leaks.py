@@ -6,9 +6,11 @@ For tests that look from another process than the node's, while it runs or after
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsec.linux import mounts
 from dsec.testing.host_state import HostState
 
 _OWN_FILES = frozenset(
@@ -90,6 +92,18 @@ def loop_devices_of(state_dir: Path) -> tuple[str, ...]:
         if backing.startswith(prefix):
             found.append(f"{device.parent.parent.name} {backing.strip()}")
     return tuple(sorted(found))
+
+
+def clear_away(state_dir: Path) -> None:
+    """After a test that failed: end who still holds the directory, and take its mounts away before it is deleted."""
+    try:
+        pid = int((state_dir / "node.lock").read_text())
+        if os.fsencode(state_dir) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError):
+        pass  # Nobody does.
+    for entry in mounts.mounts_under(state_dir):
+        mounts.unmount(entry.target, detach=True)
 
 
 def _waits_for_init(pid: str) -> bool:
