@@ -13,7 +13,13 @@ import anyio
 import pytest
 
 from dsec.model.process import Stream
-from dsec.runtimes.container.runtime import RUN_DIRECTORY, ContainerRuntime, ContainerRuntimeSettings
+from dsec.runtimes.container.command import find_program
+from dsec.runtimes.container.runtime import (
+    PROGRAM_DIRECTORIES,
+    RUN_DIRECTORY,
+    ContainerRuntime,
+    ContainerRuntimeSettings,
+)
 from dsec.runtimes.port import Instance
 from dsec.testing.doomed_runtime import PROCESS_ID, Plan, command, doomed
 from dsec.testing.host_state import HostState, assert_no_leaks
@@ -27,16 +33,25 @@ DEATHS = int(os.environ.get("DSEC_CRASH_DEATHS", "12"))
 WAITS = "echo one; while [ ! -e /tmp/go ]; do sleep 0.02; done; echo two; exit 6"
 
 
+@pytest.fixture(params=["crun", "runc"])
+def program(request: pytest.FixtureRequest) -> str:
+    """Name of an OCI runtime."""
+    name: str = request.param
+    if find_program(name, PROGRAM_DIRECTORIES) is None:
+        pytest.skip(f"this host has no {name}")
+    return name
+
+
 @pytest.fixture
-async def runtime(node_id: str) -> AsyncIterator[ContainerRuntime]:
-    async with opened_runtime("crun", node_id) as runtime:
+async def runtime(node_id: str, program: str) -> AsyncIterator[ContainerRuntime]:
+    async with opened_runtime(program, node_id) as runtime:
         yield runtime
 
 
 @pytest.fixture
-def plan(node_id: str, image: Path, tmp_path: Path) -> Plan:
+def plan(node_id: str, program: str, image: Path, tmp_path: Path) -> Plan:
     return Plan(
-        node_id=node_id, runtime="crun", image=str(image), layers=str(tmp_path / "layers"), first_host_id=0x60_0000
+        node_id=node_id, runtime=program, image=str(image), layers=str(tmp_path / "layers"), first_host_id=0x60_0000
     )
 
 
@@ -146,7 +161,7 @@ async def test_paused_instance_is_adopted_and_resumed(
 async def test_death_at_any_line_leaves_nothing_that_is_not_found(plan: Plan, node_id: str, round_number: int) -> None:
     chance = random.Random(f"{SEED}/{round_number}")
     run_directory = RUN_DIRECTORY / node_id
-    runtime = ContainerRuntime(ContainerRuntimeSettings(node_id=node_id))
+    runtime = ContainerRuntime(ContainerRuntimeSettings(node_id=node_id, runtime=plan.runtime))
     await runtime.open()
     before = HostState.read(node_id, run_directory)
     plan.die_after_lines = int(10 ** chance.uniform(2, 3.8))

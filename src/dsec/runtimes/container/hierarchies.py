@@ -40,7 +40,7 @@ def _mount(name: str, options: str) -> None:
 
 
 def remove_everywhere(group: str) -> None:
-    """Remove an empty group from every hierarchy of the host: some OCI runtimes make theirs in all of them."""
+    """Remove an empty group from every v1 hierarchy of the host: some OCI runtimes make theirs in all of them."""
     for entry in mounts.mount_table():
         if entry.kind == "cgroup":
             try:

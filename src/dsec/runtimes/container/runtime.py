@@ -365,10 +365,11 @@ class ContainerRuntime:
         for entry in mounts.mounts_under(paths.directory) if _may_hold_mounts(paths) else ():
             mounts.unmount(entry.target, detach=True)
         shutil.rmtree(paths.directory, ignore_errors=True)
+        if self._flavour.manages_cgroups:
+            # Before our own groups, by which the instance is found.
+            remove_everywhere(f"dsec/{self._settings.node_id}/{instance_id}")
         if not self._host.cgroups.remove(instance_id):
             raise RuntimeFailedError(f"{instance_id}: its control group cannot be removed")
-        if self._flavour.manages_cgroups:
-            remove_everywhere(f"dsec/{self._settings.node_id}/{instance_id}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
