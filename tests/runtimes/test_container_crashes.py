@@ -113,6 +113,18 @@ async def test_exit_code_of_a_command_that_ended_while_nobody_was_there_is_found
     await instance.terminate()
 
 
+async def test_command_whose_start_was_acknowledged_is_found_at_once(runtime: ContainerRuntime, plan: Plan) -> None:
+    plan.script = WAITS
+    run_until(plan, "started")
+    instance = await adopt(runtime)
+    # The shell may not even have begun to run.
+    process = await instance.reattach(PROCESS_ID)
+    assert process is not None
+    await process.kill()
+    await process.close()
+    await instance.terminate()
+
+
 async def test_output_is_whole_whenever_its_reader_dies(runtime: ContainerRuntime, plan: Plan, tmp_path: Path) -> None:
     lines = 200_000
     plan.script, plan.spool = f"seq {lines}", str(tmp_path / "spool")
@@ -209,6 +221,11 @@ async def test_durable_command_whose_pid_passed_to_somebody_else_has_ended(
     run_until(plan, "started")
     instance = await adopt(runtime)
     pid_file = RUN_DIRECTORY / node_id / instance.instance_id / "processes" / PROCESS_ID / "pid"
+
+    async def has_started() -> bool:
+        return (pid_file.parent / "started").exists()
+
+    await until(has_started)
     os.kill(int(pid_file.read_text()), signal.SIGKILL)
     pid_file.write_text(str(bystander.pid))
     process = await instance.reattach(PROCESS_ID)
