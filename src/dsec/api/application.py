@@ -37,6 +37,8 @@ ERROR_SEND_S = 5.0
 
 _LONG_PIECE_BYTES = 64 << 10
 """Pieces from here on are sent past the transport, which costs a descriptor once and a system call more."""
+_YIELD_BYTES = 1 << 20
+"""How much is sent before others get their turn, where neither the producer nor the connection ever waits."""
 
 Scope = MutableMapping[str, Any]
 
@@ -66,10 +68,11 @@ class Limits:
 class _Response:
     """One response being sent."""
 
-    __slots__ = ("_send", "direct", "events", "msgpack", "started")
+    __slots__ = ("_send", "_unyielded_bytes", "direct", "events", "msgpack", "started")
 
     def __init__(self, send: Send, *, msgpack: bool, direct: Direct | None = None) -> None:
         self._send = send
+        self._unyielded_bytes = 0
         self.direct = direct
         self.msgpack = msgpack
         self.started = False
@@ -106,7 +109,13 @@ class _Response:
             sent = await self.direct.send(data)
         except OSError as error:
             raise ClientGoneError from error
-        await (checkpoint() if sent else self.chunk(data))
+        if not sent:
+            await self.chunk(data)
+            return
+        self._unyielded_bytes += len(data)
+        if self._unyielded_bytes >= _YIELD_BYTES:
+            self._unyielded_bytes = 0
+            await checkpoint()
 
     async def event(self, event: object) -> None:
         await self.chunk(wire.encode_event(event, msgpack=self.msgpack))

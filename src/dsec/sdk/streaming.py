@@ -120,14 +120,14 @@ class _Connection:
         while True:
             data = bytes(self._view[self._start : self._end])
             end = data.find(b"\r\n\r\n")
+            if (len(data) if end < 0 else end) > MAXIMUM_HEAD_BYTES:
+                raise CutError("the answer's head is too long")
             if end >= 0:
                 self._start += end + 4
                 head = _parse_head(data[:end])
                 if head.status >= 200:
                     return head
                 continue  # An interim answer; the real one follows.
-            if len(data) >= MAXIMUM_HEAD_BYTES:
-                raise CutError("the answer's head is too long")
             count = await self._receive(self._view[self._end :])
             if not count:
                 raise CutError("the server closed the connection")

@@ -1,0 +1,212 @@
+"""Long bodies past uvicorn's buffers, seen from a socket: framing, order, back-pressure, and what follows on it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+
+from dsec.api.protocol import BODY_AHEAD_BYTES
+from dsec.api.server import TcpAddress, serve
+from dsec.base.errors import PathNotFoundError
+from dsec.model.files import FileInfo, FileKind
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "a-token-for-tests"
+LONG = os.urandom(3 * BODY_AHEAD_BYTES + 17)
+TARGET = "/v1/sandboxes/sbx-1/files?path=/x"
+
+
+class Sink:
+    """Takes in files, and says what it got by its size and, in the name, by its hash."""
+
+    def __init__(self) -> None:
+        self.taken_bytes = 0
+        self.takes = anyio.Event()
+        self.refuses = False
+        self.cut = anyio.Event()
+
+    async def write_file(self, sandbox_id: str, path: str, content: AsyncIterable[bytes], **_: Any) -> FileInfo:
+        if self.refuses:
+            raise PathNotFoundError("there is no such path")
+        await self.takes.wait()
+        digest = hashlib.sha256()
+        try:
+            async for piece in content:
+                digest.update(piece)
+                self.taken_bytes += len(piece)
+        except BaseException:
+            self.cut.set()
+            raise
+        return FileInfo(
+            name=digest.hexdigest(), path=path, kind=FileKind.FILE, size_bytes=self.taken_bytes, mode=0o644, uid=0
+        )
+
+    async def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
+        for start in range(0, len(LONG), 100_000):  # Pieces on both sides of what is sent past the transport.
+            yield LONG[start : start + 100_000]
+            yield b""
+
+
+@pytest.fixture
+def sink() -> Sink:
+    sink = Sink()
+    sink.takes.set()
+    return sink
+
+
+@asynccontextmanager
+async def connection(sink: Any) -> AsyncIterator[SocketStream]:
+    async with serve(sink, tcp=TcpAddress(token=TOKEN)) as serving:
+        host, _, port = serving.url.removeprefix("http://").partition(":")
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            with anyio.fail_after(30):
+                yield stream
+
+
+def head(method: str, framing: str) -> bytes:
+    return f"{method} {TARGET} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n{framing}\r\n".encode()
+
+
+def put(body: bytes, *, is_chunked: bool, piece_bytes: int = 300_001) -> bytes:
+    if not is_chunked:
+        return head("PUT", f"content-length: {len(body)}\r\n") + body
+    pieces = [body[start : start + piece_bytes] for start in range(0, len(body), piece_bytes)]
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return head("PUT", "transfer-encoding: chunked\r\n") + framed + b"0\r\n\r\n"
+
+
+async def responses(stream: SocketStream, count: int) -> list[bytes]:
+    """Read as many responses with a content-length."""
+    data, found = b"", []
+    while len(found) < count:
+        top, separator, rest = data.partition(b"\r\n\r\n")
+        length = int(top.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0) if separator else 0
+        if separator and len(rest) >= length:
+            found.append(top + separator + rest[:length])
+            data = rest[length:]
+        else:
+            data += await stream.receive()
+    assert not data
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_requests_that_follow_a_long_body_at_once_are_answered_in_order(sink: Sink, is_chunked: bool) -> None:
+    small = b"small"
+    data = put(LONG, is_chunked=is_chunked) + put(small, is_chunked=is_chunked) + head("DELETE", "") * 2
+    async with connection(sink) as stream, anyio.create_task_group() as group:
+        group.start_soon(stream.send, data)
+        first, second, *rest = await responses(stream, 4)
+    assert hashlib.sha256(LONG).hexdigest().encode() in first
+    assert hashlib.sha256(small).hexdigest().encode() in second
+    assert len(rest) == 2
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("cut", [1, 40, -1, -2, -3, -4])
+async def test_a_head_that_arrives_in_two_parts_loses_nothing_of_its_body(
+    sink: Sink, is_chunked: bool, cut: int
+) -> None:
+    data = put(LONG, is_chunked=is_chunked)
+    at = cut if cut > 0 else data.index(b"\r\n\r\n") + 4 + cut
+    async with connection(sink) as stream, anyio.create_task_group() as group:
+        await stream.send(data[:at])
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(stream.send, data[at:])
+        (answer,) = await responses(stream, 1)
+    assert hashlib.sha256(LONG).hexdigest().encode() in answer
+
+
+async def test_a_client_that_expects_100_continue_gets_it_before_it_sends(sink: Sink) -> None:
+    async with connection(sink) as stream, anyio.create_task_group() as group:
+        await stream.send(head("PUT", f"content-length: {len(LONG)}\r\nexpect: 100-continue\r\n"))
+        assert await stream.receive() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        group.start_soon(stream.send, LONG)
+        (answer,) = await responses(stream, 1)
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_body_that_is_no_chunked_one_is_refused_and_not_written(sink: Sink) -> None:
+    async with connection(sink) as stream:
+        await stream.send(head("PUT", "transfer-encoding: chunked\r\n") + b"4\r\nfour\r\n-1\r\n")
+        answer = await stream.receive()
+        assert answer.startswith(b"HTTP/1.1 400")
+        await sink.cut.wait()
+
+
+@pytest.mark.parametrize(
+    "framing", ["transfer-encoding: chunked\r\ncontent-length: 4\r\n", "content-length: 4\r\n" * 2]
+)
+async def test_a_head_with_two_lengths_is_refused(sink: Sink, framing: str) -> None:
+    async with connection(sink) as stream:
+        await stream.send(head("PUT", framing) + b"0\r\n\r\n")
+        assert (await stream.receive()).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_client_that_goes_away_midway_cuts_the_write(sink: Sink) -> None:
+    async with connection(sink) as stream:
+        await stream.send(head("PUT", f"content-length: {len(LONG)}\r\n") + LONG[:100_000])
+        await stream.aclose()
+        await sink.cut.wait()
+
+
+@pytest.mark.slow
+async def test_a_refused_body_is_dropped_and_the_connection_serves_on(sink: Sink) -> None:
+    sink.refuses = True
+    async with connection(sink) as stream, anyio.create_task_group() as group:
+        group.start_soon(stream.send, put(LONG, is_chunked=True) + head("DELETE", ""))
+        first, second = await responses(stream, 2)
+    assert first.startswith(b"HTTP/1.1 404")
+    assert b"not_found" in first
+    assert second.startswith(b"HTTP/1.1 ")
+
+
+@pytest.mark.slow
+async def test_a_writer_that_does_not_write_holds_the_client_back(sink: Sink) -> None:
+    sink.takes = anyio.Event()
+    sent_bytes = 0
+
+    async def send(stream: SocketStream) -> None:
+        nonlocal sent_bytes
+        await stream.send(head("PUT", f"content-length: {64 << 20}\r\n"))
+        for _ in range(64):
+            await stream.send(bytes(1 << 20))
+            sent_bytes += 1 << 20
+
+    async with connection(sink) as stream, anyio.create_task_group() as group:
+        group.start_soon(send, stream)
+        last = -1
+        while last != sent_bytes:
+            last = sent_bytes
+            await anyio.sleep(0.1)
+        assert sent_bytes < 32 << 20
+        sink.takes.set()
+        await responses(stream, 1)
+    assert sink.taken_bytes == 64 << 20
+
+
+async def test_a_long_answer_arrives_in_order_and_the_connection_serves_on(sink: Sink) -> None:
+    data = b""
+    async with connection(sink) as stream:
+        for _ in range(2):
+            await stream.send(head("GET", ""))
+            while not data.endswith(b"\r\n0\r\n\r\n"):
+                data += await stream.receive()
+            top, _, rest = data.partition(b"\r\n\r\n")
+            assert b"transfer-encoding: chunked" in top
+            body = b""
+            while rest != b"0\r\n\r\n":
+                size, _, rest = rest.partition(b"\r\n")
+                body += rest[: int(size, 16)]
+                rest = rest[int(size, 16) + 2 :]
+            assert body == LONG
+            data = b""
