@@ -14,6 +14,8 @@ import msgspec
 from dsec.base.errors import DsecError, ExternalCommandError, error_from_code
 from dsec.cli.context import Options
 from dsec.cli.output import note
+from dsec.model.sandbox import SandboxSpec
+from dsec.node import namespace
 from dsec.service.port import SandboxService
 from dsec.worker.tasks.discovery import discover
 from dsec.worker.tasks.images import ImageBuilder
@@ -92,7 +94,12 @@ async def ensure_recipes(options: Options, service: SandboxService, names: Seque
     from dsec.images.recipes import RECIPES
 
     for name in names:
-        if name.removesuffix(":latest") not in there and name.removesuffix(":latest") in RECIPES:
+        if name.removesuffix(":latest") in there or name.removesuffix(":latest") not in RECIPES:
+            continue
+        if namespace.is_ordinary_user():
+            # Only in its namespace can the many owners of an image's files be kept: let the node make it.
+            await service.remove((await service.create(SandboxSpec(image=name))).sandbox_id)
+        else:
             await anyio.to_thread.run_sync(functools.partial(StoreBuilder(options).ensure, name))
 
 
