@@ -24,7 +24,7 @@ from dsec.model.sandbox import Resources, SandboxFilter, SandboxSpec, SandboxSta
 from dsec.sdk.http import HttpService
 from dsec.testing.guest import Guest
 from dsec.testing.guest_image import make_root
-from dsec.testing.leaks import Leaks, clear_away, loop_devices_of
+from dsec.testing.leaks import Leaks, clear_away, wait_loop_devices_gone
 from dsec.testing.node_process import NodeProcess
 
 BYSTANDER = "sbx-bystander"
@@ -66,7 +66,7 @@ def node() -> Iterator[NodeProcess]:
         down = [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), "down", "--destroy"]
         subprocess.run(down, capture_output=True, check=True, timeout=120)
         assert not Leaks.read(state_dir).described()
-        assert not loop_devices_of(state_dir)
+        wait_loop_devices_gone(state_dir)
     finally:
         node.kill()
         clear_away(state_dir)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsec.testing.guest_image import make_root
-from dsec.testing.leaks import Leaks, clear_away, loop_devices_of
+from dsec.testing.leaks import Leaks, clear_away, wait_loop_devices_gone
 
 IMAGE = "guest"
 
@@ -38,7 +38,7 @@ def state_dir() -> Iterator[Path]:
         dsec(state, "down", "--destroy")
         left = Leaks.read(state)
         assert not left.described()
-        assert not loop_devices_of(state)
+        wait_loop_devices_gone(state)
         assert not (Path("/run/dsec") / (state / "node.id").read_text().strip()).exists()
     finally:
         clear_away(state)

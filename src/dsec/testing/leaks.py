@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,18 @@ def loop_devices_of(state_dir: Path) -> tuple[str, ...]:
         if backing.startswith(prefix):
             found.append(f"{device.parent.parent.name} {backing.strip()}")
     return tuple(sorted(found))
+
+
+def wait_loop_devices_gone(state_dir: Path, patience_s: float = 20.0) -> None:
+    """Wait until no loop device has a file in the state directory. Raises `AssertionError` when one stays.
+
+    The kernel lets go of a device after the last mount of it, and a container that starts elsewhere at this moment holds
+    a copy of every mount until it has its own root.
+    """
+    ends_at = time.monotonic() + patience_s
+    while left := loop_devices_of(state_dir):
+        assert time.monotonic() < ends_at, left
+        time.sleep(0.05)
 
 
 def clear_away(state_dir: Path) -> None:
