@@ -98,8 +98,8 @@ def loop_devices_of(state_dir: Path) -> tuple[str, ...]:
 def wait_loop_devices_gone(state_dir: Path, patience_s: float = 20.0) -> None:
     """Wait until no loop device has a file in the state directory. Raises `AssertionError` when one stays.
 
-    The kernel lets go of a device after the last mount of it, and a container that starts elsewhere at this moment holds
-    a copy of every mount until it has its own root.
+    The kernel lets go of a device after the last mount of it, and a container that starts elsewhere at this moment
+    holds a copy of every mount until it has its own root.
     """
     ends_at = time.monotonic() + patience_s
     while left := loop_devices_of(state_dir):
