@@ -2,7 +2,7 @@
 
 Why not httpx2 for these as well: measured side by side against the same server on loopback, a POST with a small body
 takes 0.46 ms (uvloop) to 0.58 ms (asyncio) through httpx2 and 0.11 to 0.20 ms through this. On the path of `run` that
-difference is larger than everything the server does. Streams of bytes go through httpx2, where its cost does not show.
+difference is larger than everything the server does. Bodies of any length go through `dsec.sdk.streaming`.
 
 Failures are told apart by what was sent: nothing (`NodeUnavailableError`, safe to repeat) or something
 (`UnknownOutcomeError`, unless the operation may be repeated).
