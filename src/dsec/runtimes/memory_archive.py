@@ -90,7 +90,7 @@ class UnpackingWriter:
 
     def _check_parents(self, directory: str) -> None:
         """Refuse an entry below a link: links are stored as they are and never followed."""
-        while directory.startswith(self._directory.rstrip("/") + "/"):
+        while directory not in ("/", self._directory):
             entry = self._tree.entries.get(directory)
             if entry is not None and entry.kind is not FileKind.DIRECTORY:
                 raise UnsafeArchiveError(f"a parent of an archive's entry is a link or a file: {directory[:200]!r}")

@@ -336,6 +336,10 @@ class FilesSuite:
         with pytest.raises(PathNotFoundError):
             await files.stat("/tmp/d/after")
 
+    async def test_an_archive_can_be_unpacked_at_the_root(self, files: Files) -> None:
+        await upload(files, "/", make_archive([(member("unpacked/at/root"), b"hi")]))
+        assert await read_file(files, "/unpacked/at/root") == b"hi"
+
     async def test_links_of_an_archive_are_stored_as_they_are_and_not_followed(self, files: Files) -> None:
         targets = {"absolute": "/usr/bin/python3", "up": "../../etc", "beside": "absolute"}
         links = [(member(name, tarfile.SYMTYPE, link=target), b"") for name, target in targets.items()]
