@@ -42,7 +42,8 @@ def _lock(descriptor: int, state_dir: Path) -> None:
         raise StateLockedError(
             f"another node holds {state_dir}",
             detail=f"process id of the holder: {holder}",
-            resolution="talk to that node through its socket, end it (`dsec down`; sandboxes stay), or use another state directory",
+            resolution="talk to that node through its socket, end it (`dsec down`; sandboxes stay), "
+            "or use another state directory",
         ) from error
 
 
