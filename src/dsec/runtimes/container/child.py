@@ -11,11 +11,13 @@ import fcntl
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from dsec.runtimes.container.bundle import OOM_SCORE_ADJUSTMENT
 from dsec.runtimes.container.waiting import wait_readable
 
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+_SCRATCH_VARIABLE = "_LIBCONTAINER_STATEDIR"
 _FIRST_SAFE_DESCRIPTOR = 64
 """Descriptors handed to a child are first moved up here, so that placing one never overwrites another."""
 
@@ -53,21 +55,31 @@ class HostChild:
         self._loop.add_reader(self._pidfd, self._reap)
 
     @classmethod
-    def start(cls, program: str, arguments: Sequence[str], descriptors: Mapping[int, int]) -> HostChild:
+    def start(
+        cls,
+        program: str,
+        arguments: Sequence[str],
+        descriptors: Mapping[int, int],
+        *,
+        scratch: Path | None = None,
+    ) -> HostChild:
         """Start `program`.
 
         Args:
             program: absolute path.
             arguments: without the program's name.
             descriptors: number in the child → our descriptor, which stays open here. 0, 1 and 2 should be among them.
+            scratch: where an OCI runtime may keep what it removes again. crun mounts its own program on a file for a
+                moment, by default in /tmp; killed in that moment it leaves both, and only here will anybody look.
         """
         moved = {target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _FIRST_SAFE_DESCRIPTOR)
                  for target, source in descriptors.items()}  # fmt: skip
+        environment = _ENVIRONMENT if scratch is None else {**_ENVIRONMENT, _SCRATCH_VARIABLE: str(scratch)}
         try:
             pid = os.posix_spawn(
                 program,
                 [program, *arguments],
-                _ENVIRONMENT,
+                environment,
                 file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in moved.items()],
                 setsid=True,
                 setsigmask=(),

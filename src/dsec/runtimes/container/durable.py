@@ -145,7 +145,12 @@ class DurableProcess(ProcessBase):
         )
         pipes = _pipes(request, owner)
         try:
-            child = HostChild.start(SHELL, ["-c", SCRIPT, "sh", str(directory), program.path, *arguments], pipes.child)
+            child = HostChild.start(
+                SHELL,
+                ["-c", SCRIPT, "sh", str(directory), program.path, *arguments],
+                pipes.child,
+                scratch=paths.directory,
+            )
             pipes.close_child()
             (directory / "pid").write_text(str(child.pid), encoding="ascii")
             group.attach(child.pid)

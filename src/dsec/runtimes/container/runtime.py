@@ -276,7 +276,7 @@ class ContainerRuntime:
             pipes.output("log", LOG_DESCRIPTOR)
             pipes.input("gate", GATE_DESCRIPTOR)
             program, arguments = gated(self._host.program.path, self._host.program.run_arguments(paths, instance_id))
-            child = HostChild.start(program, arguments, pipes.child)
+            child = HostChild.start(program, arguments, pipes.child, scratch=paths.directory)
             pipes.close_child()
             try:
                 self._host.cgroups.attach(child.pid, instance_id)
@@ -428,5 +428,11 @@ def _compiled_filter(paths: InstancePaths, instance_id: str) -> str | None:
 
 
 def _may_hold_mounts(paths: InstancePaths) -> bool:
-    """Whether it is worth reading the mount table: an instance that was launched holds none."""
-    return paths.rootfs.is_mount() or (paths.directory / "layers").exists()
+    """Whether it is worth reading the mount table: an instance holds mounts only when its launch, or a runtime that
+    entered it, was killed on the way."""
+    if paths.rootfs.is_mount() or (paths.directory / "layers").exists():
+        return True
+    try:
+        return any(name.startswith("crun.") for name in os.listdir(paths.directory))
+    except FileNotFoundError:
+        return False
