@@ -23,7 +23,7 @@ class NodeSettings(Value, frozen=True):
 
     Attributes:
         state_dir: everything the node keeps; empty: see `default_state_dir`.
-        runtime: OCI runtime program, or ``memory``.
+        runtime: OCI runtime program: its name, or its path.
         default_cpu_millis: processor time of a sandbox that asks for none, in thousandths of a core.
         default_memory_bytes: memory of a sandbox that asks for none.
         default_disk_bytes: writable layer of a sandbox that asks for none.

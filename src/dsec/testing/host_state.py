@@ -19,6 +19,8 @@ class HostState:
         processes: pids and command lines of processes in those groups or started for that run directory. Those that
             have ended and only wait for the host's init to take note have no command line any more, and do not count.
         run_entries: names in the run directory.
+        scratch: what OCI runtimes that were killed left in the host's /tmp. It carries no node's name, so that a
+            runtime that somebody else kills meanwhile shows too.
         descriptors: what this process has open, by kind; sockets and pipes are counted.
     """
 
@@ -26,6 +28,7 @@ class HostState:
     groups: frozenset[str]
     processes: frozenset[str]
     run_entries: frozenset[str]
+    scratch: frozenset[str]
     descriptors: tuple[tuple[str, int], ...]
 
     @classmethod
@@ -36,13 +39,14 @@ class HostState:
             groups=frozenset(_groups(node_id)),
             processes=frozenset(_processes(node_id, run_directory)),
             run_entries=frozenset(os.listdir(run_directory)) if run_directory.is_dir() else frozenset(),
+            scratch=frozenset(name for name in os.listdir("/tmp") if name.startswith(("crun.", "runc."))),
             descriptors=_descriptors(),
         )
 
 
 def assert_no_leaks(before: HostState, after: HostState) -> None:
     """Fail when `after` holds anything that `before` did not."""
-    for name in ("mounts", "groups", "processes", "run_entries"):
+    for name in ("mounts", "groups", "processes", "run_entries", "scratch"):
         extra = getattr(after, name) - getattr(before, name)
         assert not extra, f"left behind: {name}: {sorted(extra)}"
     known = dict(before.descriptors)
