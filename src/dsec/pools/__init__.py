@@ -1,0 +1,1 @@
+"""How many sandboxes to keep ready, when to admit one more, when to try again: pure decisions of one node."""

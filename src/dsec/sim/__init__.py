@@ -1,0 +1,1 @@
+"""A discrete-event simulator that runs the policies of `placement`, `pools` and `scheduling` without machines."""
