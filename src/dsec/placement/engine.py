@@ -1,0 +1,466 @@
+"""The placement engine: choose a node for each sandbox, on views that are old, beside other engines that do the same.
+
+Many schedulers that each take the least loaded node of the same old view all take the same node, and until the next
+view go on doing so: the herd (Mitzenmacher, *How useful is old information?*, 2000). Three things together prevent it:
+
+1. **k random choices.** Take the least loaded of k nodes drawn at random. With n sandboxes on n nodes the fullest has
+   about ln n / ln ln n with one choice, and ln ln n / ln 2 with two (Azar, Broder, Karlin and Upfal, 1994;
+   Mitzenmacher, 2001). Decisions made at the same moment are spread because the draws are. More choices help while
+   views are fresh and harm when they are old.
+2. **Overlay.** An engine counts its own placements on top of the view until a view shows them. What it did itself it
+   knows, so that only the other engines' placements are unknown to it, and those are spread by their own draws.
+3. **The node decides.** An engine's choice is a proposal. The node admits by measured pressure or rejects, and the
+   engine takes another: late binding, as in Sparrow (Ousterhout and others, SOSP 2013), Borg's and Omega's optimistic
+   schedulers, and DeepSeek Elastic Compute (arXiv 2609.22978, section 7). Old views cost a round trip and never too
+   much load.
+
+The engine is a state machine without I/O, clock or randomness of its own. Somebody feeds it views (`observe`), asks
+it (`place`), carries its placements to nodes, and tells it what became of them (`admitted`, `created`, `rejected`,
+`failed`). It is the same object in a live service and in the simulator, and its decisions are determined by what it
+was told and by the bits it drew.
+
+::
+
+    place ──► Placement ──► the node is asked ──► created            the sandbox is there
+                 ▲                           ├──► rejected ──┐       it refused; nothing was done there
+                 └───── another node ────────┴──► failed ────┘       it tried, or did not answer
+
+An engine holds nothing that must survive it. Killed and started anew it knows the fleet after one round of views;
+what it forgets is its overlay (for the length of one round), its trust, and the homes of tasks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dsec.base.errors import InvalidStateError
+from dsec.model.value import Value
+from dsec.placement.affinity import NO_AFFINITY, AffinityPolicy, Group, Groups
+from dsec.placement.decision import Orphan, Placement, Reason, Refusal
+from dsec.placement.fleet import Fleet, ShapeIndex
+from dsec.placement.node_state import Attempt, NodeState
+from dsec.placement.policy import PlacementPolicy
+from dsec.placement.refusals import exhausted, explain
+from dsec.placement.request import PlacementRequest
+from dsec.placement.sampling import RandomBits, draw_distinct
+from dsec.placement.trust import smoothed
+from dsec.placement.view import NodeView
+
+_MASK = 0xFFFFFFFF
+
+
+class EngineStatistics(Value, frozen=True):
+    """What an engine did so far.
+
+    Attributes:
+        nodes: known now.
+        offered: of these, how many get sandboxes.
+        open: placements that no node has answered.
+        placed: placements made, further ones of the same sandbox included.
+        scanned: of these, how many looked at every node.
+        rejected, failed: what nodes answered.
+        refused: requests for which there was no node.
+        usual_creation_s: smoothed time of a creation; None until one was measured.
+    """
+
+    nodes: int
+    offered: int
+    open: int
+    placed: int
+    scanned: int
+    rejected: int
+    failed: int
+    refused: int
+    usual_creation_s: float | None
+
+
+class PlacementEngine:
+    """Choose nodes.
+
+    Args:
+        policy: how to choose.
+        bits: source of random bits, such as `random.Random(7).getrandbits`.
+        affinity: how far tasks keep together.
+    """
+
+    def __init__(
+        self, bits: RandomBits, *, policy: PlacementPolicy | None = None, affinity: AffinityPolicy = NO_AFFINITY
+    ) -> None:
+        self.policy = policy or PlacementPolicy()
+        self.affinity = affinity
+        self.fleet = Fleet(self.policy)
+        self._bits = bits
+        self._groups = Groups()
+        self._attempts: dict[str, Attempt] = {}
+        self._answered: deque[str] = deque()
+        self._doubtful: dict[tuple[str, str], str] = {}
+        self._next_tick_s = float("-inf")
+        self._usual_creation_s: float | None = None
+        self._placed = self._scanned = self._rejected = self._failed = self._refused = 0
+
+    # What is known of the nodes.
+
+    def observe(self, view: NodeView, now_s: float, *, age_s: float = 0.0) -> bool:
+        """Take a node's report.
+
+        Args:
+            view: the report.
+            now_s: the engine's own clock.
+            age_s: how long ago it was asked for, as measured by whoever asked; never a difference of two hosts' clocks.
+
+        Returns:
+            False when it is no newer than what is known, and nothing changed.
+        """
+        return self.fleet.observe(view, now_s, age_s)
+
+    def forget(self, node: str) -> None:
+        """Take a node out for good. Placements that it has not answered must be told as `failed` by whoever waits for
+        them.
+        """
+        self.fleet.forget(node)
+
+    def tick(self, now_s: float) -> None:
+        """Let views age and trust recover. `place` does it every `tick_s`; call it where nothing is placed."""
+        self._next_tick_s = now_s + self.policy.tick_s
+        self.fleet.tick(now_s)
+
+    # Decisions.
+
+    def place(self, request: PlacementRequest, now_s: float) -> Placement | Refusal:
+        """Choose a node for a sandbox.
+
+        A sandbox that is placed already gets the same answer again, marked as repeated, and nothing is counted twice.
+        """
+        if now_s >= self._next_tick_s:
+            self.tick(now_s)
+        known = self._attempts.get(request.sandbox_id)
+        if known is not None:
+            return _placement(known, repeated=True)
+        index = self.fleet.index(request.shape)
+        group = self.affinity.group(request)
+        if group:
+            return self._place_in_group(self._groups.get(group), index, request, now_s)
+        nodes = index.nodes
+        if self.policy.choices != 2 or len(nodes) < 3:
+            return self._place_by_choice(index, request, (), now_s)
+        # The common case of `choose`, written out: two nodes, drawn by the same bits in the same order.
+        limit, drawn = len(nodes), self._bits(64)
+        first = ((drawn & _MASK) * limit) >> 32
+        second = ((drawn >> 32) * (limit - 1)) >> 32
+        node, other = nodes[first], nodes[second + (second >= first)]
+        load, other_load = node.load_with(index.increment), other.load_with(index.increment)
+        if other_load < load:
+            node, load = other, other_load
+        if load > 1.0:
+            return self._place_by_choice(index, request, (), now_s, draws=self.policy.draws - 1)
+        return self._send(index, request, node, load, Reason.CHOICE, (), now_s)
+
+    def _place_by_choice(
+        self,
+        index: ShapeIndex,
+        request: PlacementRequest,
+        tried: tuple[str, ...],
+        now_s: float,
+        draws: int | None = None,
+    ) -> Placement | Refusal:
+        chosen = self.choose(index, tried, self.policy.draws if draws is None else draws)
+        if chosen is None:
+            return self._refuse(index, request, tried, now_s)
+        node, load, reason = chosen
+        return self._send(index, request, node, load, reason, tried, now_s)
+
+    def choose(
+        self, index: ShapeIndex, tried: tuple[str, ...] = (), draws: int = 1
+    ) -> tuple[NodeState, float, Reason] | None:
+        """Return the least loaded of k random nodes with room, what its load becomes, and why; None when all are full.
+
+        Draws k nodes up to `draws` times. When all of those are full it looks at every node, so that the last free
+        place of a fleet is found.
+        """
+        if not tried and index.refused_at == self.fleet.generation:
+            return None
+        nodes = [node for node in index.nodes if node.name not in tried] if tried else index.nodes
+        increment = index.increment
+        for _ in range(draws if nodes else 0):
+            drawn = draw_distinct(self.policy.choices, len(nodes), self._bits)
+            load, _, node = min((nodes[at].load_with(increment), turn, nodes[at]) for turn, at in enumerate(drawn))
+            if load <= 1.0:
+                return node, load, Reason.CHOICE
+        loads = [node.load_with(increment) for node in nodes]
+        load = min(loads, default=2.0)
+        if load > 1.0:
+            return None
+        return nodes[loads.index(load)], load, Reason.SCAN
+
+    def _place_in_group(
+        self, group: Group, index: ShapeIndex, request: PlacementRequest, now_s: float, tried: tuple[str, ...] = ()
+    ) -> Placement | Refusal:
+        home = self._home(group, index, tried)
+        if home is None:
+            return self._settle_group(group, self._place_by_choice(index, request, tried, now_s))
+        node, load = home
+        if load > self.affinity.max_load_threshold and group.may_spill(self.affinity):
+            other = self.choose(index, tried, self.policy.draws)
+            if other is not None and other[1] < load and other[0].name not in group.homes:
+                group.placed += 1
+                group.spilled += 1
+                return self._send(index, request, other[0], other[1], Reason.SPILL, tried, now_s)
+        group.placed += 1
+        return self._send(index, request, node, load, Reason.HOME, tried, now_s)
+
+    def _home(self, group: Group, index: ShapeIndex, tried: tuple[str, ...]) -> tuple[NodeState, float] | None:
+        """Return the least loaded home with room, and what its load becomes."""
+        best: tuple[NodeState, float] | None = None
+        for name in group.homes:
+            state = self.fleet.get(name)
+            if state is None or name in tried or not index.holds(state):
+                continue
+            load = state.load_with(index.increment)
+            if load <= 1.0 and (best is None or load < best[1]):
+                best = state, load
+        return best
+
+    def _settle_group(self, group: Group, outcome: Placement | Refusal) -> Placement | Refusal:
+        if isinstance(outcome, Placement):
+            group.placed += 1
+            if outcome.node not in group.homes:
+                group.homes.append(outcome.node)
+        return outcome
+
+    def _send(
+        self,
+        index: ShapeIndex,
+        request: PlacementRequest,
+        node: NodeState,
+        load: float,
+        reason: Reason,
+        tried: tuple[str, ...],
+        now_s: float,
+    ) -> Placement:
+        attempt = Attempt(request, node, index.increment, len(tried) + 1, load, reason, tried, now_s)
+        node.add(attempt)
+        self._attempts[request.sandbox_id] = attempt
+        self._placed += 1
+        if reason is Reason.SCAN:
+            self._scanned += 1
+        return Placement(
+            sandbox_id=request.sandbox_id, node=node.name, attempt=attempt.number, load=load, reason=reason
+        )
+
+    def _refuse(self, index: ShapeIndex, request: PlacementRequest, tried: tuple[str, ...], now_s: float) -> Refusal:
+        self._refused += 1
+        cached = index.refusal
+        if not tried and cached is not None and index.refused_at == self.fleet.generation:
+            return Refusal(sandbox_id=request.sandbox_id, why=cached.why, brief=cached.brief, detail=cached.detail)
+        refusal = explain(self.fleet, index, request, tried, now_s)
+        if not tried:
+            index.refusal, index.refused_at = refusal, self.fleet.generation
+        return refusal
+
+    # What nodes answered.
+
+    def admitted(self, sandbox_id: str, node: str, ticket: int, now_s: float) -> None:
+        """Note that a node took the creation and gave it a number; the sandbox is not there yet."""
+        attempt = self._current(sandbox_id, node)
+        if attempt is not None:
+            attempt.ticket = ticket
+            self.fleet.heard(attempt.node, now_s)
+            self._forget_if_shown(attempt)
+
+    def created(
+        self,
+        sandbox_id: str,
+        node: str,
+        now_s: float,
+        *,
+        ticket: int | None = None,
+        view: NodeView | None = None,
+    ) -> Orphan | None:
+        """Note that the sandbox is there.
+
+        Args:
+            sandbox_id, node: what was created where.
+            now_s: the engine's clock.
+            ticket: the node's number for the creation, if it gives one.
+            view: the node's report, if it sent one with its answer.
+
+        Returns:
+            What to remove, when the answer came too late and the sandbox has gone elsewhere or is not wanted any more.
+        """
+        state = self.fleet.get(node)
+        if state is not None:
+            self.fleet.heard(state, now_s)
+        attempt = self._current(sandbox_id, node)
+        if attempt is None:
+            orphan = self._late(sandbox_id, node)
+        else:
+            orphan = None
+            self._succeeded(attempt, now_s, ticket)
+        if view is not None:
+            self.fleet.observe(view, now_s, 0.0)
+        if attempt is not None:
+            self._forget_if_shown(attempt)
+        return orphan
+
+    def _succeeded(self, attempt: Attempt, now_s: float, ticket: int | None) -> None:
+        if ticket is not None:
+            attempt.ticket = ticket
+        if attempt.accepted_at_s is not None:
+            return
+        attempt.accepted_at_s = now_s
+        took_s = max(0.0, now_s - attempt.placed_at_s)
+        before = attempt.node.trust.score
+        attempt.node.trust.succeeded(took_s, self._usual_creation_s, self.policy.trust)
+        self._usual_creation_s = smoothed(self._usual_creation_s, took_s)
+        if attempt.node.trust.score != before or not attempt.node.offered:
+            self.fleet.reconsider(attempt.node, now_s)
+        self._answered.append(attempt.request.sandbox_id)
+        while len(self._answered) > self.policy.remembered:
+            self._attempts.pop(self._answered.popleft(), None)
+
+    def _forget_if_shown(self, attempt: Attempt) -> None:
+        view = attempt.node.view
+        if attempt.ticket >= 0 and view.creations_seen >= attempt.ticket:
+            attempt.node.drop(attempt)
+
+    def rejected(
+        self, sandbox_id: str, node: str, now_s: float, *, view: NodeView | None = None
+    ) -> Placement | Refusal:
+        """Take another node, because this one refused and did nothing; never one that was tried for this sandbox.
+
+        Raises:
+            InvalidStateError: the sandbox was not sent to this node, or the node has taken it.
+        """
+        attempt = self._waiting(sandbox_id, node)
+        self._rejected += 1
+        attempt.node.trust.rejected(attempt.load, self.policy.trust)
+        self.fleet.heard(attempt.node, now_s)
+        self._withdraw(attempt, now_s)
+        if view is not None:
+            self.fleet.observe(view, now_s, 0.0)
+        return self._elsewhere(attempt, now_s)
+
+    def failed(
+        self, sandbox_id: str, node: str, now_s: float, *, elsewhere: bool = True, may_exist: bool = True
+    ) -> Placement | Refusal:
+        """Try again, because this node failed or did not answer.
+
+        Args:
+            sandbox_id, node: what failed where. now_s: the engine's clock. elsewhere: take a node that was not tried;
+            otherwise the same one again. may_exist: whether the sandbox may be there all the same; then it is removed
+            when the node is heard of again.
+
+        Raises:
+            InvalidStateError: the sandbox was not sent to this node, or the node has taken it.
+        """
+        attempt = self._waiting(sandbox_id, node)
+        self._failed += 1
+        attempt.node.trust.failed(now_s, self.policy.trust)
+        self._withdraw(attempt, now_s)
+        if not elsewhere:
+            return self._same_again(attempt, now_s)
+        if may_exist:
+            self._doubt(sandbox_id, node, "the creation was not answered, and the sandbox was placed elsewhere")
+        return self._elsewhere(attempt, now_s)
+
+    def _same_again(self, attempt: Attempt, now_s: float) -> Placement:
+        index = self.fleet.index(attempt.request.shape)
+        load = attempt.node.load_with(index.increment)
+        return self._send(index, attempt.request, attempt.node, load, Reason.AGAIN, attempt.tried, now_s)
+
+    def _elsewhere(self, attempt: Attempt, now_s: float) -> Placement | Refusal:
+        tried = (*attempt.tried, attempt.node.name)
+        if len(tried) >= self.policy.rejections:
+            self._refused += 1
+            return exhausted(attempt.request, tried)
+        index = self.fleet.index(attempt.request.shape)
+        group = self.affinity.group(attempt.request)
+        if group:
+            return self._place_in_group(self._groups.get(group), index, attempt.request, now_s, tried)
+        return self._place_by_choice(index, attempt.request, tried, now_s)
+
+    def _withdraw(self, attempt: Attempt, now_s: float) -> None:
+        self._attempts.pop(attempt.request.sandbox_id, None)
+        attempt.node.drop(attempt)
+        self.fleet.reconsider(attempt.node, now_s)
+
+    def withdraw(self, sandbox_id: str, now_s: float) -> Orphan | None:
+        """Forget a placement that nobody wants any more; return what to remove, if a node may have it."""
+        attempt = self._attempts.get(sandbox_id)
+        if attempt is None:
+            return None
+        self._withdraw(attempt, now_s)
+        self._doubt(sandbox_id, attempt.node.name, "the request was withdrawn")
+        return self._late(sandbox_id, attempt.node.name)
+
+    def ended(self, sandbox_id: str) -> None:
+        """Forget a sandbox that is gone, so that its id may be used anew."""
+        attempt = self._attempts.pop(sandbox_id, None)
+        if attempt is not None:
+            attempt.node.drop(attempt)
+
+    # What is left over.
+
+    def reconcile(self, node: str, held: frozenset[str]) -> tuple[Orphan, ...]:
+        """Return what to remove from a node that came back and holds these sandboxes.
+
+        Only what this engine itself sent elsewhere or gave up is removed. A sandbox that it knows nothing of may be
+        another engine's, or its own from before it was started anew, and is left alone.
+        """
+        orphans = [self._late(sandbox_id, node) for sandbox_id in sorted(held)]
+        for sandbox_id, where in [key for key in self._doubtful if key[1] == node and key[0] not in held]:
+            del self._doubtful[sandbox_id, where]
+        return tuple(orphan for orphan in orphans if orphan is not None)
+
+    def _late(self, sandbox_id: str, node: str) -> Orphan | None:
+        attempt = self._attempts.get(sandbox_id)
+        if attempt is not None and attempt.node.name == node:
+            return None
+        doubt = self._doubtful.pop((sandbox_id, node), None)
+        if attempt is not None:
+            return Orphan(sandbox_id=sandbox_id, node=node, reason=f"the sandbox was placed on {attempt.node.name}")
+        return None if doubt is None else Orphan(sandbox_id=sandbox_id, node=node, reason=doubt)
+
+    def _doubt(self, sandbox_id: str, node: str, reason: str) -> None:
+        self._doubtful[sandbox_id, node] = reason
+        if len(self._doubtful) > self.policy.remembered:
+            del self._doubtful[next(iter(self._doubtful))]
+
+    def _current(self, sandbox_id: str, node: str) -> Attempt | None:
+        attempt = self._attempts.get(sandbox_id)
+        return attempt if attempt is not None and attempt.node.name == node else None
+
+    def _waiting(self, sandbox_id: str, node: str) -> Attempt:
+        attempt = self._current(sandbox_id, node)
+        if attempt is None or attempt.accepted_at_s is not None:
+            raise InvalidStateError(
+                f"{sandbox_id} is not being created on {node}",
+                detail="it was not sent there, was answered already, or has gone elsewhere",
+                resolution="tell each answer once, and ignore those of nodes that were given up",
+            )
+        return attempt
+
+    def statistics(self) -> EngineStatistics:
+        """Return what the engine did so far."""
+        return EngineStatistics(
+            nodes=len(self.fleet),
+            offered=sum(state.offered for state in self.fleet),
+            open=sum(attempt.accepted_at_s is None for attempt in self._attempts.values()),
+            placed=self._placed,
+            scanned=self._scanned,
+            rejected=self._rejected,
+            failed=self._failed,
+            refused=self._refused,
+            usual_creation_s=self._usual_creation_s,
+        )
+
+
+def _placement(attempt: Attempt, *, repeated: bool) -> Placement:
+    return Placement(
+        sandbox_id=attempt.request.sandbox_id,
+        node=attempt.node.name,
+        attempt=attempt.number,
+        load=attempt.load,
+        reason=attempt.reason,
+        repeated=repeated,
+    )

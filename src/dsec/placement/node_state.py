@@ -1,0 +1,166 @@
+"""What a scheduler keeps of one node: its last view, its own placements that the view does not show, and their sum.
+
+The sum is what is compared in each decision, so that it is kept up to date: a placement adds its increment, a
+rejection takes it away, and a new view starts it anew from the view and from those placements that the view cannot
+have seen.
+"""
+
+from __future__ import annotations
+
+from dsec.placement.decision import Reason
+from dsec.placement.load import Increment
+from dsec.placement.request import PlacementRequest
+from dsec.placement.trust import Trust
+from dsec.placement.view import Health, NodeView
+
+NO_TICKET = -1
+
+
+class Attempt:
+    """One sandbox that was sent to one node, and whether the node has answered.
+
+    Attributes:
+        request: what was asked for.
+        node: where it was sent.
+        increment: what it is expected to add there.
+        number: 1 for the first node.
+        load: what the node's load was expected to become.
+        reason: why that node.
+        tried: nodes that rejected or failed it before.
+        placed_at_s: on the scheduler's clock.
+        ticket: the node's number for it; `NO_TICKET` until it answered, or if it does not number.
+        accepted_at_s: when the node's answer came; None before.
+    """
+
+    __slots__ = (
+        "accepted_at_s", "increment", "load", "node", "number", "placed_at_s", "reason", "request", "ticket", "tried",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: PlacementRequest,
+        node: NodeState,
+        increment: Increment,
+        number: int,
+        load: float,
+        reason: Reason,
+        tried: tuple[str, ...],
+        placed_at_s: float,
+    ) -> None:
+        self.request, self.node, self.increment = request, node, increment
+        self.number, self.load, self.reason, self.tried = number, load, reason, tried
+        self.placed_at_s = placed_at_s
+        self.ticket = NO_TICKET
+        self.accepted_at_s: float | None = None
+
+
+class NodeState:
+    """One node, as one scheduler sees it.
+
+    Attributes:
+        name: its id.
+        rank: its place in the order in which the scheduler came to know the nodes.
+        view: the last report.
+        as_of_s: when the report was asked for, on the scheduler's clock.
+        heard_s: when the node was last heard of, by a report or by an answer.
+        recent: own placements that the view does not show.
+        cpu_millis, memory_bytes, sandboxes, creating: of the view and the recent placements together.
+        weight, bias: what turns the load into what is believed; see `dsec.placement.load`.
+        offered: whether it gets sandboxes; it may be closed, draining, failed, lost or suspended.
+        trust: what experience says.
+    """
+
+    __slots__ = (
+        "as_of_s", "bias", "cpu_capacity", "cpu_millis", "creating", "creations_capacity", "heard_s", "memory_bytes",
+        "memory_capacity", "name", "offered", "overlay", "rank", "recent", "sandboxes", "sandboxes_capacity", "trust",
+        "view", "weight",
+    )  # fmt: skip
+
+    def __init__(self, view: NodeView, rank: int, as_of_s: float, *, overlay: bool = True) -> None:
+        self.name, self.rank, self.overlay = view.node, rank, overlay
+        self.recent: list[Attempt] = []
+        self.trust = Trust()
+        self.weight, self.bias = 1.0, 0.0
+        self.offered = False
+        self.heard_s = as_of_s
+        self.view = view
+        self.take(view, as_of_s)
+
+    def take(self, view: NodeView, as_of_s: float) -> None:
+        """Replace the view; forget the placements that the new one shows."""
+        same_life = self.recent and view.incarnation == self.view.incarnation
+        self.recent = [attempt for attempt in self.recent if same_life and not shown_by(attempt, view, as_of_s)]
+        self.view, self.as_of_s = view, as_of_s
+        self.heard_s = max(self.heard_s, as_of_s)
+        capacity = view.capacity
+        self.cpu_capacity = float(capacity.cpu_millis)
+        self.memory_capacity = float(capacity.memory_bytes)
+        self.sandboxes_capacity = float(capacity.sandboxes)
+        self.creations_capacity = float(capacity.creations)
+        self._sum()
+
+    def _sum(self) -> None:
+        used = self.view.used
+        self.cpu_millis, self.memory_bytes = float(used.cpu_millis), float(used.memory_bytes)
+        self.sandboxes, self.creating = float(used.sandboxes), float(used.creating)
+        if self.overlay:
+            for attempt in self.recent:
+                self._add(attempt.increment, 1.0)
+
+    def _add(self, increment: Increment, sign: float) -> None:
+        self.cpu_millis += sign * increment.cpu_millis
+        self.memory_bytes += sign * increment.memory_bytes
+        self.sandboxes += sign
+        self.creating += sign
+
+    def add(self, attempt: Attempt) -> None:
+        """Count a placement."""
+        self.recent.append(attempt)
+        if self.overlay:
+            self._add(attempt.increment, 1.0)
+
+    def drop(self, attempt: Attempt) -> None:
+        """Count a placement no more; nothing happens if a view has taken its place."""
+        if attempt in self.recent:
+            self.recent.remove(attempt)
+            if self.overlay:
+                self._add(attempt.increment, -1.0)
+
+    def load_with(self, increment: Increment) -> float:
+        """Return the load that the node is believed to have after one more such sandbox."""
+        load = (self.cpu_millis + increment.cpu_millis) / self.cpu_capacity
+        share = (self.memory_bytes + increment.memory_bytes) / self.memory_capacity
+        if share > load:
+            load = share
+        share = (self.sandboxes + 1.0) / self.sandboxes_capacity
+        if share > load:
+            load = share
+        share = (self.creating + 1.0) / self.creations_capacity
+        if share > load:
+            load = share
+        return load * self.weight + self.bias
+
+    def load(self) -> float:
+        """Return the load as counted, neither aged nor mistrusted."""
+        return max(
+            self.cpu_millis / self.cpu_capacity,
+            self.memory_bytes / self.memory_capacity,
+            self.sandboxes / self.sandboxes_capacity,
+            self.creating / self.creations_capacity,
+        )
+
+    def wants_work(self) -> bool:
+        """Say whether the node itself takes sandboxes."""
+        return self.view.health is Health.ACCEPTING
+
+
+def shown_by(attempt: Attempt, view: NodeView, as_of_s: float) -> bool:
+    """Say whether a view of the same incarnation has this placement in it.
+
+    By the ticket, where the node gave one. A node that numbers nothing is asked again: an answer that was there
+    before the view was asked for is in the view. Both times are the scheduler's own. An unanswered placement is in no
+    view for certain.
+    """
+    if attempt.ticket != NO_TICKET:
+        return view.creations_seen >= attempt.ticket
+    return attempt.accepted_at_s is not None and as_of_s > attempt.accepted_at_s
