@@ -240,6 +240,8 @@ class PlacementEngine:
         attempt = Attempt(request, node, index.increment, len(tried) + 1, load, reason, tried, now_s)
         node.add(attempt)
         self._attempts[request.sandbox_id] = attempt
+        if self._doubtful:
+            self._doubtful.pop((request.sandbox_id, node.name), None)
         self._placed += 1
         if reason is Reason.SCAN:
             self._scanned += 1
@@ -384,14 +386,27 @@ class PlacementEngine:
         attempt.node.drop(attempt)
         self.fleet.reconsider(attempt.node, now_s)
 
-    def withdraw(self, sandbox_id: str, now_s: float) -> Orphan | None:
-        """Forget a placement that nobody wants any more; return what to remove, if a node may have it."""
+    def withdraw(self, sandbox_id: str, now_s: float, *, failed: bool = False) -> Orphan | None:
+        """Forget a placement that nobody wants any more, or whose failure is reported.
+
+        Args:
+            sandbox_id: whose placement.
+            now_s: the engine's clock.
+            failed: whether its node failed it.
+
+        Returns:
+            What to remove, as the node may have it; the same is remembered for when the node is heard of again.
+        """
         attempt = self._attempts.get(sandbox_id)
         if attempt is None:
             return None
+        if failed:
+            self._failed += 1
+            attempt.node.trust.failed(now_s, self.policy.trust)
         self._withdraw(attempt, now_s)
-        self._doubt(sandbox_id, attempt.node.name, "the request was withdrawn")
-        return self._late(sandbox_id, attempt.node.name)
+        reason = "its failure was reported" if failed else "the request was withdrawn"
+        self._doubt(sandbox_id, attempt.node.name, reason)
+        return Orphan(sandbox_id=sandbox_id, node=attempt.node.name, reason=reason)
 
     def ended(self, sandbox_id: str) -> None:
         """Forget a sandbox that is gone, so that its id may be used anew."""
