@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from dsec.placement.decision import Refusal
 from dsec.placement.filter import capable
-from dsec.placement.load import Increment, correction, weight_of_age
+from dsec.placement.load import NOTHING, Increment, mean_of, shares, weight_of_age
 from dsec.placement.node_state import NodeState
 from dsec.placement.policy import PlacementPolicy
 from dsec.placement.request import Shape
@@ -76,7 +76,7 @@ class Fleet:
     Attributes:
         generation: grows whenever a node may have become less loaded or newly offered.
         panic: whether too few nodes are heard of to leave the others out.
-        mean_load: of the nodes whose views are fresh.
+        mean: the mean shares of the nodes whose views are fresh; the last ones when no view is.
     """
 
     def __init__(self, policy: PlacementPolicy) -> None:
@@ -86,7 +86,7 @@ class Fleet:
         self._ranks = 0
         self.generation = 0
         self.panic = False
-        self.mean_load = 0.0
+        self.mean = NOTHING
         self._ticked_s: float | None = None
 
     def __len__(self) -> int:
@@ -151,15 +151,16 @@ class Fleet:
         ageing, states = self._policy.ageing, self._states.values()
         heard = sum(now_s - state.heard_s < ageing.lost_s for state in states)
         self.panic = heard < ageing.panic_share * len(self._states)
-        self.mean_load = self._mean_of_fresh(now_s)
+        self._measure(now_s)
         for state in states:
             state.trust.recover(passed_s, self._policy.trust)
             self._review(state, now_s)
         self.generation += 1
 
-    def _mean_of_fresh(self, now_s: float) -> float:
-        fresh = [state.load() for state in self if now_s - state.as_of_s <= self._policy.ageing.fresh_s]
-        return min(1.0, sum(fresh) / len(fresh)) if fresh else self.mean_load
+    def _measure(self, now_s: float) -> None:
+        views = [state.view for state in self if now_s - state.as_of_s <= self._policy.ageing.fresh_s]
+        if views:
+            self.mean = mean_of([shares(view.used, view.capacity) for view in views])
 
     def reconsider(self, state: NodeState, now_s: float) -> None:
         """Look at one node again, after something was learnt of it."""
@@ -167,9 +168,7 @@ class Fleet:
         self.generation += 1
 
     def _review(self, state: NodeState, now_s: float, *, reindex: bool = False) -> None:
-        ageing = self._policy.ageing
-        weight = weight_of_age(now_s - state.as_of_s, fresh_s=ageing.fresh_s, lost_s=ageing.lost_s, floor=ageing.floor)
-        state.weight, state.bias = correction(weight, state.trust.score, self.mean_load)
+        state.age(weight_of_age(now_s - state.as_of_s, self._policy.ageing), self.mean)
         offered = self.why_not(state, now_s) == ""
         if reindex or offered != state.offered:
             state.offered = offered

@@ -18,17 +18,19 @@ sandbox would hardly be noticed on. What a sandbox will use is not what it asks 
 
 A measured load is not the truth. Two things pull the figure of a node away from it:
 
-- *age*. The load of an old view is drawn towards the fleet's mean: of a node from which nothing was heard for a
-  minute nothing better is known. With weight w for the view: ``w * load + (1 - w) * mean``.
+- *age*. Of a node from which nothing was heard for a minute nothing better is known than what the others are like.
+  With weight w for the view, each of its shares becomes ``w * share + (1 - w) * mean share of the fleet``. Own
+  placements are added to that in full, since they are known.
 - *trust*. A node that refuses while it says that it has room, or fails, is taken for fuller than it says:
-  ``1 - trust * (1 - load)``. A node with no trust looks full.
-
-Both are linear in the load, so that a node carries one weight and one bias, and comparing stays cheap.
+  ``1 - trust * (1 - load)`` while the load is below 1. A node with no trust looks full.
 """
 
 from __future__ import annotations
 
-from dsec.placement.policy import Expectation
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dsec.placement.policy import Ageing, Expectation
 from dsec.placement.request import Shape
 from dsec.placement.view import Capacity, Usage
 
@@ -50,29 +52,55 @@ class Increment:
         self.memory_bytes = float(round(shape.memory_bytes * expectation.memory_share))
 
 
+class Shares(NamedTuple):
+    """How full each resource is; 1 is full, and more is possible."""
+
+    processor: float
+    memory: float
+    sandboxes: float
+    creations: float
+
+
+NOTHING = Shares(0.0, 0.0, 0.0, 0.0)
+
+
+def shares(used: Usage, capacity: Capacity) -> Shares:
+    """Return what the load is the maximum of."""
+    return Shares(
+        used.cpu_millis / capacity.cpu_millis,
+        used.memory_bytes / capacity.memory_bytes,
+        used.sandboxes / capacity.sandboxes,
+        used.creating / capacity.creations,
+    )
+
+
 def load_of(used: Usage, capacity: Capacity) -> float:
-    """Return the load of a node as it says: the share of its fullest resource; 1 is full, and more is possible."""
-    return max(shares(used, capacity).values())
+    """Return the load of a node as it says: the share of its fullest resource."""
+    return max(shares(used, capacity))
 
 
-def shares(used: Usage, capacity: Capacity) -> dict[str, float]:
-    """Return what the load is the maximum of, by the resource's name."""
-    return {
-        "processor": used.cpu_millis / capacity.cpu_millis,
-        "memory": used.memory_bytes / capacity.memory_bytes,
-        "sandboxes": used.sandboxes / capacity.sandboxes,
-        "creations": used.creating / capacity.creations,
-    }
+def mean_of(every: Sequence[Shares]) -> Shares:
+    """Return the mean of each share."""
+    if not every:
+        return NOTHING
+    return Shares(*(sum(column) / len(every) for column in zip(*every, strict=True)))
 
 
-def weight_of_age(age_s: float, *, fresh_s: float, lost_s: float, floor: float) -> float:
-    """Return what a view of this age weighs: 1 up to `fresh_s`, then less in proportion, `floor` from `lost_s` on."""
-    if age_s <= fresh_s:
+def weight_of_age(age_s: float, ageing: Ageing) -> float:
+    """Return what a view of this age counts: 1 while it is fresh, then less in proportion, down to the floor."""
+    if age_s <= ageing.fresh_s:
         return 1.0
-    return max(floor, 1.0 - (age_s - fresh_s) / (lost_s - fresh_s))
+    return max(ageing.floor, 1.0 - (age_s - ageing.fresh_s) / (ageing.lost_s - ageing.fresh_s))
 
 
-def correction(view_weight: float, trust: float, mean_load: float) -> tuple[float, float]:
-    """Return (weight, bias): the load that a scheduler believes is ``weight * load + bias``."""
-    bias_of_age = (1.0 - view_weight) * mean_load
-    return trust * view_weight, 1.0 - trust + trust * bias_of_age
+def aged(used: Usage, capacity: Capacity, weight: float, mean: Shares) -> Usage:
+    """Return the usage that is believed of a node whose view counts `weight`, in whole numbers."""
+    if weight >= 1.0:
+        return used
+    rest = 1.0 - weight
+    return Usage(
+        cpu_millis=round(weight * used.cpu_millis + rest * mean.processor * capacity.cpu_millis),
+        memory_bytes=round(weight * used.memory_bytes + rest * mean.memory * capacity.memory_bytes),
+        sandboxes=round(weight * used.sandboxes + rest * mean.sandboxes * capacity.sandboxes),
+        creating=round(weight * used.creating + rest * mean.creations * capacity.creations),
+    )

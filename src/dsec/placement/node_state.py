@@ -8,7 +8,7 @@ have seen.
 from __future__ import annotations
 
 from dsec.placement.decision import Reason
-from dsec.placement.load import Increment
+from dsec.placement.load import NOTHING, Increment, Shares, aged
 from dsec.placement.request import PlacementRequest
 from dsec.placement.trust import Trust
 from dsec.placement.view import Health, NodeView
@@ -65,22 +65,23 @@ class NodeState:
         heard_s: when the node was last heard of, by a report or by an answer.
         recent: own placements that the view does not show.
         cpu_millis, memory_bytes, sandboxes, creating: of the view and the recent placements together.
-        weight, bias: what turns the load into what is believed; see `dsec.placement.load`.
+        view_weight: what the view still counts; see `dsec.placement.load`.
+        mean: the fleet's shares that took the rest of its place.
         offered: whether it gets sandboxes; it may be closed, draining, failed, lost or suspended.
         trust: what experience says.
     """
 
     __slots__ = (
-        "as_of_s", "bias", "cpu_capacity", "cpu_millis", "creating", "creations_capacity", "heard_s", "memory_bytes",
+        "as_of_s", "cpu_capacity", "cpu_millis", "creating", "creations_capacity", "heard_s", "mean", "memory_bytes",
         "memory_capacity", "name", "offered", "overlay", "rank", "recent", "sandboxes", "sandboxes_capacity", "trust",
-        "view", "weight",
+        "view", "view_weight",
     )  # fmt: skip
 
     def __init__(self, view: NodeView, rank: int, as_of_s: float, *, overlay: bool = True) -> None:
         self.name, self.rank, self.overlay = view.node, rank, overlay
         self.recent: list[Attempt] = []
         self.trust = Trust()
-        self.weight, self.bias = 1.0, 0.0
+        self.view_weight, self.mean = 1.0, NOTHING
         self.offered = False
         self.heard_s = as_of_s
         self.view = view
@@ -99,8 +100,14 @@ class NodeState:
         self.creations_capacity = float(capacity.creations)
         self._sum()
 
+    def age(self, view_weight: float, mean: Shares) -> None:
+        """Let the view count `view_weight`, and the mean of the fleet take the rest of its place."""
+        if view_weight != self.view_weight or (view_weight < 1.0 and mean != self.mean):
+            self.view_weight, self.mean = view_weight, mean
+            self._sum()
+
     def _sum(self) -> None:
-        used = self.view.used
+        used = aged(self.view.used, self.view.capacity, self.view_weight, self.mean)
         self.cpu_millis, self.memory_bytes = float(used.cpu_millis), float(used.memory_bytes)
         self.sandboxes, self.creating = float(used.sandboxes), float(used.creating)
         if self.overlay:
@@ -138,10 +145,11 @@ class NodeState:
         share = (self.creating + 1.0) / self.creations_capacity
         if share > load:
             load = share
-        return load * self.weight + self.bias
+        trust = self.trust.score
+        return load if trust == 1.0 or load >= 1.0 else 1.0 - trust * (1.0 - load)
 
     def load(self) -> float:
-        """Return the load as counted, neither aged nor mistrusted."""
+        """Return the load as counted, before anything more is placed."""
         return max(
             self.cpu_millis / self.cpu_capacity,
             self.memory_bytes / self.memory_capacity,

@@ -54,7 +54,7 @@ def _full(fleet: Fleet, index: ShapeIndex, could: list[NodeState]) -> tuple[str,
         "creations": (nearest.creating + 1) / nearest.creations_capacity,
     }
     fullest = max(loads, key=loads.__getitem__)
-    trust = f", of which {1 - nearest.trust.score:.0%} is doubt in its word" if nearest.trust.score < 1 else ""
+    trust = f"; its word counts {nearest.trust.score:.0%}" if nearest.trust.score < 1 else ""
     brief = (
         f"all {len(index.nodes):,} nodes that could hold it are full; the nearest, {nearest.name}, "
         f"would be at {nearest.load_with(index.increment):.0%} because of {fullest}{trust}"
