@@ -19,6 +19,7 @@ _COMMANDS = {
     "sandbox": Lazy("dsec.cli.sandbox:sandbox", "Create and operate sandboxes."),
     "task": Lazy("dsec.cli.task:task", "Check task folders and import data sets as tasks."),
     "rollout": Lazy("dsec.cli.rollout:rollout", "Run a batch of tasks and report."),
+    "plan": Lazy("dsec.cli.plan:plan", "Say what a workload needs, what it costs, and why."),
     "bench": Lazy("dsec.bench.command:bench", "Measure this host, beside what else is on it."),
     "completion": Lazy("dsec.cli.completion:completion", "Print the completion script of a shell."),
 }

@@ -1,0 +1,72 @@
+"""What `dsec plan` found, whichever kind of file it read: all that is printed, encoded, drawn or asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from dsec.base.errors import NotFoundError
+from dsec.planner.expectation import Check
+from dsec.planner.figure import Figure
+from dsec.planner.picture import Picture
+from dsec.planner.worksheet import Heading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that one file comes to.
+
+    Attributes:
+        heading: title, place in its source, assumptions.
+        figures: every number by its name; each knows where it comes from.
+        checks: expected numbers beside computed ones.
+        pictures: what is to be drawn.
+    """
+
+    heading: Heading
+    figures: Mapping[str, Figure]
+    checks: tuple[Check, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    shown: tuple[str, ...] = field(default=())
+
+    @property
+    def holds(self) -> bool:
+        """Whether every expected number came out."""
+        return all(check.holds for check in self.checks)
+
+    def figure(self, name: str) -> Figure:
+        """Return a figure by its name.
+
+        Raises:
+            NotFoundError: there is none; names close to it are in the detail.
+        """
+        found = self.figures.get(name)
+        if found is None:
+            inside = [known for known in self.figures if known.startswith(f"{name}.")]
+            close = inside or get_close_matches(name, self.figures, n=5, cutoff=0.4)
+            raise NotFoundError(
+                f"there is no figure {name!r}",
+                detail=f"close to it: {', '.join(close[:12])}" if close else "",
+                resolution="`dsec plan FILE --explain all` lists every figure",
+            )
+        return found
+
+    def printed(self) -> Iterator[Figure]:
+        """Return the figures that a reader wants to see without asking."""
+        for name in self.shown:
+            yield self.figures[name]
+
+
+def figure_record(figure: Figure) -> dict[str, Any]:
+    """Return a figure as a JSON object."""
+    return {
+        "value": figure.value,
+        "unit": "" if figure.dimension.is_pure else str(figure.dimension),
+        "text": str(figure),
+        "formula": figure.formula,
+        "inputs": {name: inner.name for name, inner in figure.inputs.items()},
+        "source": figure.source,
+        "note": figure.note,
+    }
