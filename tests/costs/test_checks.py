@@ -39,7 +39,7 @@ def test_a_probability_lies_between_zero_and_one(value: float) -> None:
 
 def test_branches_must_sum_to_one_and_the_error_shows_them() -> None:
     check_distribution("branches of 'first'", [0.8, 0.12, 0.08])
-    with pytest.raises(InvalidRequestError, match="sum to 0.9, not to 1") as caught:
+    with pytest.raises(InvalidRequestError, match=r"sum to 0\.9, not to 1") as caught:
         check_distribution("branches of 'first'", [0.8, 0.1])
     assert "0.8, 0.1" in caught.value.detail
 

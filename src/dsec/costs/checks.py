@@ -1,7 +1,7 @@
 """What every formula asks of its inputs, and the one way in which a bad one is named.
 
-A formula that is fed a negative rate returns a plausible number with the wrong sign, so each checks its inputs first. An
-error names the quantity, the value seen and the unit in which it was expected.
+A formula that is fed a negative rate returns a plausible number with the wrong sign, so each checks its inputs first.
+An error names the quantity, the value seen and the unit in which it was expected.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_not_negative(name: str, value: float, unit: str = "") -> float:
 
 def check_count(name: str, value: int, *, minimum: int = 1) -> int:
     """Return `value` if it is a whole number of at least `minimum`; otherwise raise as `check_positive` does."""
-    if value != int(value) or value < minimum:
+    if not math.isfinite(value) or value != int(value) or value < minimum:
         raise _refuse(name, value, "", f"a whole number of at least {minimum}")
     return value
 
