@@ -11,6 +11,7 @@ import click
 from dsec.bench.registry import BENCHMARKS, Benchmark
 
 if TYPE_CHECKING:
+    from dsec.bench.progress import Progress
     from dsec.bench.report import Report
 
 _HELP_OPTIONS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -41,7 +42,8 @@ def _command(benchmark: Benchmark) -> click.Command:
     def body(ctx: click.Context, /, as_json: bool, **wanted: Any) -> None:
         from dsec.bench.table import print_report
 
-        report = run(benchmark, ctx.find_root().params, **wanted)
+        root = ctx.find_root().params
+        report = run_pure(benchmark, **wanted) if benchmark.pure else run(benchmark, root, **wanted)
         print_report(report, as_json=as_json)
 
     return click.Command(
@@ -59,6 +61,21 @@ def _parameters(benchmark: Benchmark) -> list[click.Parameter]:
             show_default=True,
             help="How much is measured; slow parts take a fraction of it.",
         ),
+    ]
+    if not benchmark.pure:
+        parameters += _sandbox_parameters()
+    if benchmark.counts:
+        count = click.IntRange(min=1)
+        parameters.append(click.Option(["--count"], type=count, help=f"How many {benchmark.counts}.  [all]"))
+    if benchmark.sizes:
+        parameters.append(
+            click.Option(["--size", "size"], default="1GiB", show_default=True, help="The largest amount of data.")
+        )
+    return parameters
+
+
+def _sandbox_parameters() -> list[click.Parameter]:
+    return [
         click.Option(["--image"], default="python", show_default=True, help="Image of the sandboxes."),
         click.Option(
             ["--work-dir"],
@@ -69,14 +86,31 @@ def _parameters(benchmark: Benchmark) -> list[click.Parameter]:
         ),
         click.Option(["--without-docker"], is_flag=True, help="Leave Docker Engine out."),
     ]
-    if benchmark.counts:
-        count = click.IntRange(min=1)
-        parameters.append(click.Option(["--count"], type=count, help=f"How many {benchmark.counts}.  [all]"))
-    if benchmark.sizes:
-        parameters.append(
-            click.Option(["--size", "size"], default="1GiB", show_default=True, help="The largest amount of data.")
-        )
-    return parameters
+
+
+def run_pure(benchmark: Benchmark, *, samples: int, count: int | None = None) -> Report:
+    """Run a benchmark that needs no sandboxes."""
+    import anyio
+
+    from dsec.bench.context import BenchOptions, PureContext
+    from dsec.bench.hardware import describe_host
+    from dsec.bench.progress import Progress
+
+    progress = Progress()
+    _warn_of_disturbance(progress)
+    options = BenchOptions(samples=samples, count=count)
+
+    async def measure() -> Report:
+        return await benchmark.load()(PureContext(options=options, progress=progress, host=describe_host()))
+
+    return _unwrapped(lambda: anyio.run(measure))
+
+
+def _warn_of_disturbance(progress: Progress) -> None:
+    from dsec.bench.hardware import disturbance
+
+    if (warning := disturbance()) is not None:
+        progress.say(f"warning: {warning}")
 
 
 def run(
@@ -95,14 +129,13 @@ def run(
 
     from dsec.base.units import parse_size
     from dsec.bench.context import BenchContext, BenchOptions
-    from dsec.bench.hardware import describe_host, disturbance
+    from dsec.bench.hardware import describe_host
     from dsec.bench.progress import Progress
     from dsec.bench.workplace import Workplace
     from dsec.node.settings import default_state_dir
 
     progress = Progress()
-    if (warning := disturbance()) is not None:
-        progress.say(f"warning: {warning}")
+    _warn_of_disturbance(progress)
     options = BenchOptions(samples=samples, count=count, size_bytes=parse_size(size), without_docker=without_docker)
     images = Path(root.get("state_dir") or default_state_dir()) / "images"
     overrides = dict(_setting(text) for text in root.get("overrides") or ())

@@ -34,11 +34,10 @@ class BenchOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchContext:
-    """Options, a place to work in, and the host's description, to which a benchmark may add notes."""
+class PureContext:
+    """What a benchmark of pure code gets: options, and the host's description, to which it may add notes."""
 
     options: BenchOptions
-    workplace: Workplace
     progress: Progress
     host: dict[str, Any] = field(default_factory=dict)
 
@@ -46,6 +45,13 @@ class BenchContext:
         """Record a remark in the report, and say it."""
         self.host.setdefault("notes", []).append(text)
         self.progress.say(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchContext(PureContext):
+    """What a benchmark of sandboxes gets: also a place to work in."""
+
+    workplace: Workplace
 
     @contextmanager
     def docker(self) -> Iterator[DockerEngine | None]:

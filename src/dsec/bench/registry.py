@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from dsec.bench.context import BenchContext
     from dsec.bench.report import Report
 
-    Measure = Callable[[BenchContext], Awaitable[Report]]
+    Measure = Callable[[Any], Awaitable[Report]]
+    """Takes a `PureContext`, or a `BenchContext` if the benchmark is not pure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Benchmark:
         samples: how many, if nothing is asked for.
         counts: what ``--count`` counts; empty: nothing.
         sizes: whether ``--size`` means something.
+        pure: whether it needs no sandboxes: no image, no directory, no node.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Benchmark:
     samples: int = 100
     counts: str = ""
     sizes: bool = False
+    pure: bool = False
 
     def load(self) -> Measure:
         module, _, function = self.where.partition(":")
