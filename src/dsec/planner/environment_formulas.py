@@ -1,7 +1,98 @@
-"""Formulas that worksheets may name: critical path, environments, memory, images, pause, placement, queues."""
+"""Formulas that worksheets may name: critical path, memory, images, pause, prediction, placement and queues."""
 
 from __future__ import annotations
 
+from dsec.costs import (
+    burst,
+    capacity,
+    critical_path,
+    density,
+    fragmentation,
+    image_loading,
+    interference,
+    littles_law,
+    page_cache,
+    pause,
+    prediction,
+    rebuild,
+    relocation,
+    timeline,
+    tool_starts,
+    waiting,
+)
 from dsec.planner.formula import Formula, formulas
 
-FORMULAS: tuple[Formula, ...] = formulas()
+_TIMES: tuple[Formula, ...] = formulas(
+    critical_path.serial_time_s,
+    critical_path.overlapped_once_time_s,
+    critical_path.overlapped_each_round_time_s,
+    critical_path.on_demand_time_s,
+    critical_path.model_floor_s,
+    critical_path.elapsed_after_rounds_s,
+    critical_path.overlap_wait_s,
+    timeline.task_timeline,
+    timeline.uniform_task_timeline,
+)
+_MEANS: tuple[Formula, ...] = formulas(
+    littles_law.mean_in_system,
+    littles_law.mean_memory_gib,
+    littles_law.mean_busy_cores,
+    littles_law.event_rate_per_s,
+    littles_law.arrival_rate_per_s,
+    littles_law.sustained_arrivals_per_s,
+    littles_law.platform_demand,
+    capacity.capacity_share,
+    capacity.places,
+    capacity.units_for,
+    capacity.units_to_add,
+)
+_MEMORY: tuple[Formula, ...] = formulas(
+    image_loading.full_copy_gib,
+    image_loading.touched_only_gib,
+    image_loading.shared_read_only_gib,
+    image_loading.fleet_gib,
+    image_loading.read_share,
+    image_loading.load_bound_s,
+    image_loading.first_tool_end_s,
+    page_cache.descriptors_gib,
+    page_cache.cached_in_each_gib,
+    page_cache.cached_once_gib,
+    pause.pause,
+    pause.pause_saves_usd,
+    pause.break_even_released_s,
+    rebuild.keep_usd,
+    rebuild.rebuild_usd,
+    rebuild.break_even_gap_s,
+    rebuild.by_rebuilding,
+    rebuild.by_snapshot,
+    prediction.expected_wait_s,
+    prediction.prediction,
+    prediction.course,
+)
+_POOLS: tuple[Formula, ...] = formulas(
+    fragmentation.fit,
+    fragmentation.free_after_move,
+    relocation.start_options,
+    relocation.delay_by_moving_s,
+    relocation.longest_move_for_both_s,
+    burst.burst,
+    burst.servers_for_burst,
+    burst.queue_run,
+    waiting.utilisation,
+    waiting.queue_growth_per_s,
+    waiting.probability_of_waiting,
+    waiting.waiting,
+    waiting.probability_of_waiting_longer,
+    waiting.servers_for_wait,
+    tool_starts.tool_starts,
+    tool_starts.gap_of_makespan_s,
+    tool_starts.gap_for_peak_s,
+    density.density,
+    density.creations_on_each_per_s,
+    density.creation_share,
+    interference.slowed_step_s,
+    interference.longest_step_s,
+    interference.removed_share,
+    interference.logical_cores,
+)
+FORMULAS: tuple[Formula, ...] = _TIMES + _MEANS + _MEMORY + _POOLS
