@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -94,6 +95,7 @@ def node_id() -> Iterator[str]:
 def remove_node(name: str) -> None:
     """Remove what a node keeps while it has no instances."""
     from dsec.linux import mounts
+    from dsec.runtimes.container.run_directory import close_run_directory
 
     for entry in mounts.mount_table():
         if entry.kind in ("cgroup", "cgroup2"):
@@ -101,4 +103,6 @@ def remove_node(name: str) -> None:
                 os.rmdir(f"{entry.target}/dsec/{name}")
             except OSError:
                 continue
+    with contextlib.suppress(OSError):
+        close_run_directory(Path("/run/dsec") / name)
     shutil.rmtree(f"/run/dsec/{name}", ignore_errors=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dsec.base.errors import RuntimeFailedError
-from dsec.linux import mounts
 from dsec.runtimes.container.overlay import OverlayMounter
 from dsec.runtimes.container.runtime import RUN_DIRECTORY, ContainerRuntime
+from dsec.testing.host_state import HostState
 from dsec.testing.opened_runtime import opened_runtime
 from dsec.testing.runtime_suite import Commands, MakeRequest, collect
 
@@ -42,7 +42,7 @@ async def test_files_of_the_image_are_seen_changed_and_owned_inside(
     # What is written has no trace of the mapping on the host, and the layer below is as it was.
     assert (request.upper / "root/new").stat().st_uid == 0
     assert "changed" not in (image / "etc/passwd").read_text()
-    assert list(mounts.mounts_under(RUN_DIRECTORY / node_id)) == []
+    assert HostState.read(node_id, RUN_DIRECTORY / node_id).mounts == frozenset()
     await instance.terminate()
 
 

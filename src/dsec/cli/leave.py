@@ -15,6 +15,7 @@ from dsec.linux.cgroups import CgroupMounts
 from dsec.linux.mounts import mounts_under, unmount
 from dsec.node.delegation import leave_group
 from dsec.node.lock import hold_state, node_id
+from dsec.runtimes.container.run_directory import close_run_directory
 from dsec.runtimes.container.runtime import RUN_DIRECTORY
 
 
@@ -30,7 +31,7 @@ def leave_host(state_dir: Path) -> tuple[str, ...]:
         _remove_groups(node)
         leave_group(state_dir, node)
         with suppress(OSError):  # One that still holds something stays.
-            (RUN_DIRECTORY / node).rmdir()
+            close_run_directory(RUN_DIRECTORY / node)
     return busy
 
 

@@ -14,7 +14,7 @@ class HostState:
     """A reading.
 
     Attributes:
-        mounts: mount points below the node's run directory.
+        mounts: mount points below the node's run directory (which may be one itself, as long as the node exists).
         groups: the node's control groups, in every hierarchy.
         processes: pids and command lines of processes in those groups or started for that run directory. Those that
             have ended and only wait for the host's init to take note have no command line any more, and do not count.
@@ -35,7 +35,9 @@ class HostState:
     def read(cls, node_id: str, run_directory: Path) -> HostState:
         """Read everything that carries the node's name."""
         return cls(
-            mounts=frozenset(entry.target for entry in mounts.mounts_under(run_directory)),
+            mounts=frozenset(
+                entry.target for entry in mounts.mounts_under(run_directory) if entry.target != str(run_directory)
+            ),
             groups=frozenset(_groups(node_id)),
             processes=frozenset(_processes(node_id, run_directory)),
             run_entries=frozenset(os.listdir(run_directory)) if run_directory.is_dir() else frozenset(),

@@ -6,7 +6,7 @@ Source: OCI runtime specification 1.0.2 (config.md, config-linux.md).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dsec.linux.userns import IDS_PER_RANGE
@@ -35,7 +35,7 @@ nothing in a user namespace."""
 OOM_SCORE_ADJUSTMENT = 500
 """When the host itself runs out of memory, guests go before anything else."""
 
-_MASKED_PATHS = (
+MASKED_PATHS = (
     "/proc/acpi",
     "/proc/asound",
     "/proc/interrupts",
@@ -74,6 +74,7 @@ class BundleRequest:
         seccomp_program: a compiled filter (base64) that crun takes as it is.
         cgroups_path: for runtimes that must manage cgroups themselves.
         id_map: first id inside, first host id and length of each piece; None: one piece from `first_host_id` on.
+        masks: those of `MASKED_PATHS` in whose place a directory of the host is mounted, with that directory.
     """
 
     rootfs: str
@@ -85,6 +86,7 @@ class BundleRequest:
     seccomp_program: str | None = None
     cgroups_path: str | None = None
     id_map: Sequence[tuple[int, int, int]] | None = None
+    masks: Mapping[str, str] = field(default_factory=dict)
 
 
 def runtime_config(request: BundleRequest) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def runtime_config(request: BundleRequest) -> dict[str, Any]:
         "namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "user", "cgroup")],
         "uidMappings": _id_map(request),
         "gidMappings": _id_map(request),
-        "maskedPaths": list(_MASKED_PATHS),
+        "maskedPaths": [path for path in MASKED_PATHS if path not in request.masks],
         "readonlyPaths": list(_READONLY_PATHS),
     }
     if request.seccomp is not None:
@@ -115,7 +117,7 @@ def runtime_config(request: BundleRequest) -> dict[str, Any]:
         },
         "root": {"path": request.rootfs, "readonly": False},
         "hostname": request.hostname,
-        "mounts": _mounts(request.init),
+        "mounts": [*_mounts(request.init), *_masks(request)],
         "linux": linux,
     }
     if request.seccomp_program is not None:
@@ -140,6 +142,14 @@ def _mounts(init: str) -> list[dict[str, Any]]:
         entry("/dev/mqueue", "mqueue", _NO_RIGHTS),
         entry("/sys", "sysfs", (*_NO_RIGHTS, "ro")),
         {"destination": INIT_PATH, "type": "bind", "source": init, "options": ["bind", "ro", "nosuid", "nodev"]},
+    ]
+
+
+def _masks(request: BundleRequest) -> list[dict[str, Any]]:
+    options = ["bind", "ro", *_NO_RIGHTS]
+    return [
+        {"destination": path, "type": "bind", "source": source, "options": options}
+        for path, source in request.masks.items()
     ]
 
 

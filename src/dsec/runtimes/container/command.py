@@ -26,10 +26,17 @@ class RuntimeProgram:
     Attributes:
         flavour: how it is driven.
         path: absolute path of the program.
+        sealed: descriptor of a sealed copy of it in memory, if it is run from there.
     """
 
     flavour: Flavour
     path: str
+    sealed: int | None = None
+
+    @property
+    def executed(self) -> str:
+        """The path that a child of this very process executes."""
+        return self.path if self.sealed is None else f"/proc/self/fd/{self.sealed}"
 
     def global_arguments(self, state: Path, log_descriptor: int | str = LOG_DESCRIPTOR) -> list[str]:
         """Flags before the sub-command; errors go to a log that only the runtime holds."""
@@ -39,6 +46,8 @@ class RuntimeProgram:
     def run_arguments(self, paths: InstancePaths, instance_id: str) -> list[str]:
         """Arguments of `run`, which leaves the instance running and ends."""
         flags = [*self.flavour.run_flags, "--bundle", str(paths.directory), "--pid-file", str(paths.pid)]
+        if self.flavour.config_pipe:
+            flags += ["--config", f"/proc/self/fd/{DOCUMENT_DESCRIPTOR}"]
         return [*self.global_arguments(paths.runtime_state), "run", *flags, instance_id]
 
     def exec_arguments(

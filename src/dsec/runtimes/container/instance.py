@@ -265,7 +265,7 @@ class ContainerInstance:
             console=None if console is None else console.path,
             control=request.control_fd,
         )
-        child = HostChild.start(self._program.path, arguments, pipes.child, scratch=self._paths.directory)
+        child = HostChild.start(self._program.executed, arguments, pipes.child, scratch=self._paths.directory)
         pipes.close_child()
         try:
             group.attach(child.pid)

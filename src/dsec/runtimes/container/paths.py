@@ -27,6 +27,11 @@ class InstancePaths:
         return self.directory / "oci"
 
     @property
+    def runtime_config(self) -> Path:
+        """The configuration that crun keeps for its later commands."""
+        return self.runtime_state / self.directory.name / "config.json"
+
+    @property
     def pid(self) -> Path:
         return self.directory / "pid"
 

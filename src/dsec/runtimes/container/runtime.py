@@ -25,22 +25,32 @@ from dsec.base.errors import (
 )
 from dsec.linux import mounts
 from dsec.linux.cgroups import CgroupLimits, CgroupMounts, Cgroups
+from dsec.linux.sealed import sealed_program
 from dsec.linux.userns import UserNamespaces
 from dsec.model.capability import Capability, CapabilityReport
 from dsec.model.sandbox import QosClass
 from dsec.runtimes.container.bundle import CAPABILITIES, BundleRequest, runtime_config
 from dsec.runtimes.container.capabilities import report_capabilities, require
 from dsec.runtimes.container.child import GATE_DESCRIPTOR, HostChild, bounded_read, gated, read_to_end
-from dsec.runtimes.container.command import LOG_DESCRIPTOR, Pipes, RuntimeProgram, find_program
+from dsec.runtimes.container.command import (
+    DOCUMENT_DESCRIPTOR,
+    LOG_DESCRIPTOR,
+    Pipes,
+    RuntimeProgram,
+    find_program,
+    write_document,
+)
 from dsec.runtimes.container.failures import classify, host_error, logged_errors
 from dsec.runtimes.container.flavour import flavour_of
 from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.container.hierarchies import own_hierarchies, remove_everywhere
 from dsec.runtimes.container.instance import ContainerInstance
+from dsec.runtimes.container.masks import EMPTY_DIRECTORY, masked_directories, open_empty_directory
 from dsec.runtimes.container.ordinary import SHARED_ID_MAP, OrdinaryUser, open_groups
 from dsec.runtimes.container.overlay import OverlayMounter, OverlayRequest
 from dsec.runtimes.container.paths import InstancePaths
 from dsec.runtimes.container.record import InstanceRecord, forget_groups
+from dsec.runtimes.container.run_directory import open_run_directory
 from dsec.runtimes.container.seccomp import load_profile, specialise
 from dsec.runtimes.container.waiting import wait_empty
 from dsec.runtimes.port import Instance, LaunchRequest
@@ -110,13 +120,18 @@ class ContainerRuntime:
         self._open_files = _allow_open_files(OPEN_FILES)
         cgroups = self._groups()
         cgroups.open()
-        self._run_directory.mkdir(parents=True, exist_ok=True, mode=0o711)
+        open_run_directory(self._run_directory, in_memory=self._settings.ordinary_user is None)
         self._filter = specialise(load_profile(), platform.machine(), CAPABILITIES)
         ordinary = self._settings.ordinary_user is not None
         self._open = _OpenHost(
             cgroups=cgroups,
-            program=RuntimeProgram(flavour=self._flavour, path=program),
+            program=RuntimeProgram(
+                flavour=self._flavour,
+                path=program,
+                sealed=sealed_program(program) if self._flavour.takes_sealed_program else None,
+            ),
             init=init,
+            has_empty_directory=self._flavour.masks_by_mounts and not ordinary and open_empty_directory(),
             reports=report_capabilities(cgroups, self._flavour, ordinary_user=ordinary),
         )
 
@@ -138,6 +153,8 @@ class ContainerRuntime:
             instance.close()
         self._instances.clear()
         self._namespaces.close()
+        if self._open is not None and self._open.program.sealed is not None:
+            os.close(self._open.program.sealed)
         self._open = None
 
     @property
@@ -207,8 +224,8 @@ class ContainerRuntime:
 
     async def _launch(self, request: LaunchRequest) -> ContainerInstance:
         paths = self._paths(request.instance_id)
-        record = await self._in_thread(self._prepare, request, paths)
-        await self._run(request.instance_id, paths)
+        record, config = await self._in_thread(self._prepare, request, paths)
+        await self._run(request.instance_id, paths, config)
         if not self._flavour.own_kernel:
             await self._in_thread(_detach, paths.rootfs)
         if self._flavour.takes_compiled_filter and self._compiled_filter is None:
@@ -222,8 +239,8 @@ class ContainerRuntime:
         """
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._kernel_limiter)
 
-    def _prepare(self, request: LaunchRequest, paths: InstancePaths) -> InstanceRecord:
-        """Make everything that the OCI runtime needs."""
+    def _prepare(self, request: LaunchRequest, paths: InstancePaths) -> tuple[InstanceRecord, bytes]:
+        """Make everything that the OCI runtime needs; return what to remember, and its configuration."""
         record = InstanceRecord(
             runtime=self._settings.runtime,
             first_host_id=request.first_host_id,
@@ -233,8 +250,10 @@ class ContainerRuntime:
         paths.record.write_bytes(msgspec.json.encode(record))
         self._host.cgroups.create(request.instance_id, _limits(request))
         self._mount_root(request, paths)
-        paths.config.write_bytes(msgspec.json.encode(self._config(request, paths)))
-        return record
+        config = msgspec.json.encode(self._config(request, paths))
+        if not self._flavour.config_pipe:
+            paths.config.write_bytes(config)
+        return record, config
 
     def _mount_root(self, request: LaunchRequest, paths: InstancePaths) -> None:
         ordinary = self._settings.ordinary_user is not None
@@ -257,6 +276,9 @@ class ContainerRuntime:
                 rootfs=str(paths.rootfs),
                 hostname=request.hostname,
                 init=self._host.init,
+                masks=dict.fromkeys(masked_directories(), str(EMPTY_DIRECTORY))
+                if self._host.has_empty_directory
+                else {},
                 first_host_id=request.first_host_id,
                 open_files=request.resources.open_files,
                 seccomp=self._filter if compiled is None else None,
@@ -266,17 +288,15 @@ class ContainerRuntime:
             )
         )
 
-    async def _run(self, instance_id: str, paths: InstancePaths) -> None:
-        """Run the OCI runtime inside the instance's group from its first instruction on."""
+    async def _run(self, instance_id: str, paths: InstancePaths, config: bytes) -> None:
+        """Run the OCI runtime inside the instance's group, before it does anything."""
         pipes = Pipes()
         try:
             pipes.empty(0)
             pipes.sink(1)
             pipes.sink(2)
             pipes.output("log", LOG_DESCRIPTOR)
-            pipes.input("gate", GATE_DESCRIPTOR)
-            program, arguments = gated(self._host.program.path, self._host.program.run_arguments(paths, instance_id))
-            child = HostChild.start(program, arguments, pipes.child, scratch=paths.directory)
+            child = self._start(instance_id, paths, pipes)
             pipes.close_child()
             try:
                 self._host.cgroups.attach(child.pid, instance_id)
@@ -284,7 +304,7 @@ class ContainerRuntime:
                 child.kill()
                 raise
             try:
-                os.write(pipes.ours["gate"], b"\n")
+                self._let_go(pipes, config)
                 await self._supervise(child, instance_id, paths, pipes.ours["log"])
             except BaseException:
                 # Not the child alone: the runtime is several processes, and the others would go on.
@@ -292,6 +312,29 @@ class ContainerRuntime:
                 raise
         finally:
             pipes.close()
+        if self._flavour.config_pipe:
+            # crun kept what it could read of the pipe a second time: nothing.
+            paths.runtime_config.write_bytes(config)
+
+    def _start(self, instance_id: str, paths: InstancePaths, pipes: Pipes) -> HostChild:
+        """Start the OCI runtime, which waits until it is let go."""
+        program = self._host.program
+        arguments = program.run_arguments(paths, instance_id)
+        if self._flavour.config_pipe:
+            pipes.input("document", DOCUMENT_DESCRIPTOR, blocking=True)
+            return HostChild.start(program.executed, arguments, pipes.child, scratch=paths.directory)
+        pipes.input("gate", GATE_DESCRIPTOR)
+        shell, arguments = gated(program.path, arguments)
+        return HostChild.start(shell, arguments, pipes.child, scratch=paths.directory)
+
+    def _let_go(self, pipes: Pipes, config: bytes) -> None:
+        if not self._flavour.config_pipe:
+            os.write(pipes.ours["gate"], b"\n")
+            return
+        try:
+            write_document(pipes.take("document"), config)
+        except BrokenPipeError:
+            pass  # It has ended already, and its log says why.
 
     async def _supervise(self, child: HostChild, instance_id: str, paths: InstancePaths, log: int) -> None:
         code = await child.wait()
@@ -379,6 +422,7 @@ class _OpenHost:
     cgroups: Groups
     program: RuntimeProgram
     init: str
+    has_empty_directory: bool
     reports: tuple[CapabilityReport, ...]
 
 
