@@ -38,6 +38,7 @@ from dsec.model.value import Value
 from dsec.placement.affinity import NO_AFFINITY, AffinityPolicy, Group, Groups
 from dsec.placement.decision import Orphan, Placement, Reason, Refusal
 from dsec.placement.fleet import Fleet, ShapeIndex
+from dsec.placement.load import Increment
 from dsec.placement.node_state import Attempt, NodeState
 from dsec.placement.policy import PlacementPolicy
 from dsec.placement.refusals import exhausted, explain
@@ -182,15 +183,26 @@ class PlacementEngine:
         nodes = [node for node in index.nodes if node.name not in tried] if tried else index.nodes
         increment = index.increment
         for _ in range(draws if nodes else 0):
-            drawn = draw_distinct(self.policy.choices, len(nodes), self._bits)
-            load, _, node = min((nodes[at].load_with(increment), turn, nodes[at]) for turn, at in enumerate(drawn))
+            best, load = self._least_of_k(nodes, increment)
             if load <= 1.0:
-                return node, load, Reason.CHOICE
+                return best, load, Reason.CHOICE
         loads = [node.load_with(increment) for node in nodes]
         load = min(loads, default=2.0)
         if load > 1.0:
             return None
         return nodes[loads.index(load)], load, Reason.SCAN
+
+    def _least_of_k(self, nodes: list[NodeState], increment: Increment) -> tuple[NodeState, float]:
+        """Draw k nodes and return the least loaded, the first drawn of equals."""
+        first, *others = draw_distinct(self.policy.choices, len(nodes), self._bits)
+        best = nodes[first]
+        load = best.load_with(increment)
+        for at in others:
+            node = nodes[at]
+            node_load = node.load_with(increment)
+            if node_load < load:
+                best, load = node, node_load
+        return best, load
 
     def _place_in_group(
         self, group: Group, index: ShapeIndex, request: PlacementRequest, now_s: float, tried: tuple[str, ...] = ()

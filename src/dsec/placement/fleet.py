@@ -122,7 +122,7 @@ class Fleet:
         """Note a sign of life."""
         state.heard_s = max(state.heard_s, now_s)
         if not state.offered:
-            self._review(state, now_s)
+            self.reconsider(state, now_s)
 
     def forget(self, node: str) -> NodeState | None:
         """Take a node out for good; return what was known of it."""
@@ -163,9 +163,10 @@ class Fleet:
             self.mean = mean_of([shares(view.used, view.capacity) for view in views])
 
     def reconsider(self, state: NodeState, now_s: float) -> None:
-        """Look at one node again, after something was learnt of it."""
-        self._review(state, now_s)
-        self.generation += 1
+        """Look at one node again, after something was learnt of it; nothing happens to one that was forgotten."""
+        if self._states.get(state.name) is state:
+            self._review(state, now_s)
+            self.generation += 1
 
     def _review(self, state: NodeState, now_s: float, *, reindex: bool = False) -> None:
         state.age(weight_of_age(now_s - state.as_of_s, self._policy.ageing), self.mean)

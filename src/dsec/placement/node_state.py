@@ -7,6 +7,8 @@ have seen.
 
 from __future__ import annotations
 
+import msgspec
+
 from dsec.placement.decision import Reason
 from dsec.placement.load import NOTHING, Increment, Shares, aged
 from dsec.placement.request import PlacementRequest
@@ -16,8 +18,10 @@ from dsec.placement.view import Health, NodeView
 NO_TICKET = -1
 
 
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """One sandbox that was sent to one node, and whether the node has answered.
+
+    A `msgspec.Struct`, because one is made in every decision and its constructor is not Python.
 
     Attributes:
         request: what was asked for.
@@ -32,26 +36,16 @@ class Attempt:
         accepted_at_s: when the node's answer came; None before.
     """
 
-    __slots__ = (
-        "accepted_at_s", "increment", "load", "node", "number", "placed_at_s", "reason", "request", "ticket", "tried",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        request: PlacementRequest,
-        node: NodeState,
-        increment: Increment,
-        number: int,
-        load: float,
-        reason: Reason,
-        tried: tuple[str, ...],
-        placed_at_s: float,
-    ) -> None:
-        self.request, self.node, self.increment = request, node, increment
-        self.number, self.load, self.reason, self.tried = number, load, reason, tried
-        self.placed_at_s = placed_at_s
-        self.ticket = NO_TICKET
-        self.accepted_at_s: float | None = None
+    request: PlacementRequest
+    node: NodeState
+    increment: Increment
+    number: int
+    load: float
+    reason: Reason
+    tried: tuple[str, ...]
+    placed_at_s: float
+    ticket: int = NO_TICKET
+    accepted_at_s: float | None = None
 
 
 class NodeState:
@@ -128,10 +122,12 @@ class NodeState:
 
     def drop(self, attempt: Attempt) -> None:
         """Count a placement no more; nothing happens if a view has taken its place."""
-        if attempt in self.recent:
-            self.recent.remove(attempt)
-            if self.overlay:
-                self._add(attempt.increment, -1.0)
+        for at, one in enumerate(self.recent):
+            if one is attempt:
+                del self.recent[at]
+                if self.overlay:
+                    self._add(attempt.increment, -1.0)
+                return
 
     def load_with(self, increment: Increment) -> float:
         """Return the load that the node is believed to have after one more such sandbox."""
