@@ -66,69 +66,38 @@ class Span:
     start_s: float
     end_s: float
 
-    @property
-    def duration_s(self) -> float:
-        return self.end_s - self.start_s
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTimeline:
-    """What one task does.
+    """When one task does what; every moment counts from its arrival.
 
     Attributes:
         completion_s: when the task is done.
         preparations: how many environments were made.
-        resident_from_s, resident_until_s: the intervals in which an environment takes memory.
-        spans: every activity by its start; those of the environment (prepare, ready) lie beside those of the model.
+        resident_s: how long environments are resident.
+        resident_from_s, resident_until_s: the intervals in which they are.
+        model_total_s, tool_total_s, prepare_total_s: time in each activity.
+        ready_total_s: how long environments are resident and wait.
+        model_starts_s, model_ends_s: of each model call.
+        tool_starts_s, tool_ends_s: of each tool.
+        prepare_starts_s, prepare_ends_s: of each preparation; none where it takes no time.
     """
 
     completion_s: float
     preparations: int
+    resident_s: float
     resident_from_s: tuple[float, ...]
     resident_until_s: tuple[float, ...]
-    spans: tuple[Span, ...]
-
-    @property
-    def resident_s(self) -> float:
-        """How long environments are resident."""
-        return sum(self.resident_until_s) - sum(self.resident_from_s)
-
-    @property
-    def model_starts_s(self) -> tuple[float, ...]:
-        """When each model call begins."""
-        return self._edges(Activity.MODEL, "start_s")
-
-    @property
-    def tool_starts_s(self) -> tuple[float, ...]:
-        """When each tool begins."""
-        return self._edges(Activity.TOOL, "start_s")
-
-    @property
-    def tool_ends_s(self) -> tuple[float, ...]:
-        """When each round ends."""
-        return self._edges(Activity.TOOL, "end_s")
-
-    @property
-    def prepare_starts_s(self) -> tuple[float, ...]:
-        """When each preparation begins."""
-        return self._edges(Activity.PREPARE, "start_s")
-
-    @property
-    def model_total_s(self) -> float:
-        """Time in model calls."""
-        return self.total_s(Activity.MODEL)
-
-    @property
-    def tool_total_s(self) -> float:
-        """Time in tools."""
-        return self.total_s(Activity.TOOL)
-
-    def total_s(self, activity: Activity) -> float:
-        """Return how long an activity takes altogether."""
-        return sum(span.duration_s for span in self.spans if span.activity is activity)
-
-    def _edges(self, activity: Activity, edge: str) -> tuple[float, ...]:
-        return tuple(getattr(span, edge) for span in self.spans if span.activity is activity)
+    model_total_s: float
+    tool_total_s: float
+    prepare_total_s: float
+    ready_total_s: float
+    model_starts_s: tuple[float, ...]
+    model_ends_s: tuple[float, ...]
+    tool_starts_s: tuple[float, ...]
+    tool_ends_s: tuple[float, ...]
+    prepare_starts_s: tuple[float, ...]
+    prepare_ends_s: tuple[float, ...]
 
 
 def task_timeline(
@@ -140,7 +109,7 @@ def task_timeline(
     commit_s: float = 0.0,
     overlapped: bool = True,
 ) -> TaskTimeline:
-    """Lay out one task; time 0 is its arrival.
+    """Return when one task does what.
 
     Args:
         rounds: the rounds in order.
@@ -159,10 +128,15 @@ def task_timeline(
     Source:
         the chapter, sections 11.1.1 and 11.2.4
     """
-    _check(rounds, queue_s, prepare_s, commit_s)
-    if residency is Residency.KEPT:
-        return _kept(rounds, prepare_s, queue_s, commit_s, overlapped)
-    return _rebuilt(rounds, prepare_s, queue_s, commit_s, on_demand=residency is Residency.ON_DEMAND)
+    spans = task_spans(
+        rounds=rounds,
+        residency=residency,
+        prepare_s=prepare_s,
+        queue_s=queue_s,
+        commit_s=commit_s,
+        overlapped=overlapped,
+    )
+    return _summed(spans, residency, queue_s, len(rounds))
 
 
 def uniform_task_timeline(
@@ -204,6 +178,27 @@ def uniform_task_timeline(
     )
 
 
+def task_spans(
+    *,
+    rounds: Sequence[RoundTimes],
+    residency: Residency,
+    prepare_s: float = 0.0,
+    queue_s: float = 0.0,
+    commit_s: float = 0.0,
+    overlapped: bool = True,
+) -> tuple[Span, ...]:
+    """Return every activity of one task; arguments and errors are those of `task_timeline`."""
+    _check(rounds, queue_s, prepare_s, commit_s)
+    spans = _Spans()
+    spans.add(Activity.QUEUE, 0.0, queue_s)
+    if residency is Residency.KEPT:
+        end_s = _kept(spans, rounds, prepare_s, queue_s, overlapped)
+    else:
+        end_s = _rebuilt(spans, rounds, prepare_s, queue_s, residency is Residency.ON_DEMAND)
+    spans.add(Activity.COMMIT, end_s, end_s + commit_s)
+    return tuple(spans.laid)
+
+
 def _check(rounds: Sequence[RoundTimes], queue_s: float, prepare_s: float, commit_s: float) -> None:
     check_not_empty("rounds", rounds)
     for number, one in enumerate(rounds, start=1):
@@ -214,27 +209,21 @@ def _check(rounds: Sequence[RoundTimes], queue_s: float, prepare_s: float, commi
 
 
 class _Spans:
-    """Spans as they are laid down; empty ones are left out."""
+    """Spans as they are laid down; an environment's empty ones are left out."""
 
-    def __init__(self, queue_s: float) -> None:
+    def __init__(self) -> None:
         self.laid: list[Span] = []
-        self.add(Activity.QUEUE, 0.0, queue_s)
 
     def add(self, activity: Activity, start_s: float, end_s: float) -> None:
         if end_s > start_s or activity in (Activity.MODEL, Activity.TOOL):
             self.laid.append(Span(activity=activity, start_s=start_s, end_s=end_s))
 
-    def in_order(self) -> tuple[Span, ...]:
-        return tuple(sorted(self.laid, key=lambda span: span.start_s))
 
-
-def _kept(
-    rounds: Sequence[RoundTimes], prepare_s: float, queue_s: float, commit_s: float, overlapped: bool
-) -> TaskTimeline:
-    spans = _Spans(queue_s)
-    ready_s = queue_s + prepare_s
-    spans.add(Activity.PREPARE, queue_s, ready_s)
-    now_s = queue_s if overlapped else ready_s
+def _kept(spans: _Spans, rounds: Sequence[RoundTimes], prepare_s: float, now_s: float, overlapped: bool) -> float:
+    """Lay down the rounds of a kept environment from `now_s` on; return when they end."""
+    ready_s = now_s + prepare_s
+    spans.add(Activity.PREPARE, now_s, ready_s)
+    now_s = now_s if overlapped else ready_s
     for one in rounds:
         call_s = now_s + one.model_s
         tool_s = max(call_s, ready_s)
@@ -242,23 +231,11 @@ def _kept(
         spans.add(Activity.READY, max(now_s, ready_s), tool_s)
         now_s = tool_s + one.tool_s
         spans.add(Activity.TOOL, tool_s, now_s)
-    spans.add(Activity.COMMIT, now_s, now_s + commit_s)
-    return TaskTimeline(
-        completion_s=now_s + commit_s,
-        preparations=1,
-        resident_from_s=(queue_s,),
-        resident_until_s=(now_s + commit_s,),
-        spans=spans.in_order(),
-    )
+    return now_s
 
 
-def _rebuilt(
-    rounds: Sequence[RoundTimes], prepare_s: float, queue_s: float, commit_s: float, *, on_demand: bool
-) -> TaskTimeline:
-    spans = _Spans(queue_s)
-    starts_s: list[float] = []
-    ends_s: list[float] = []
-    now_s = queue_s
+def _rebuilt(spans: _Spans, rounds: Sequence[RoundTimes], prepare_s: float, now_s: float, on_demand: bool) -> float:
+    """Lay down rounds that each make an environment from `now_s` on; return when they end."""
     for one in rounds:
         call_s = now_s + one.model_s
         start_s = call_s if on_demand else max(now_s, call_s - prepare_s)
@@ -267,13 +244,45 @@ def _rebuilt(
         spans.add(Activity.PREPARE, start_s, tool_s)
         now_s = tool_s + one.tool_s
         spans.add(Activity.TOOL, tool_s, now_s)
-        starts_s.append(start_s)
-        ends_s.append(now_s)
-    spans.add(Activity.COMMIT, now_s, now_s + commit_s)
+    return now_s
+
+
+_Moments = tuple[float, ...]
+
+
+def _edges(spans: Sequence[Span], activity: Activity) -> tuple[_Moments, _Moments]:
+    """Return the starts and the ends of one activity."""
+    chosen = [span for span in spans if span.activity is activity]
+    return tuple(span.start_s for span in chosen), tuple(span.end_s for span in chosen)
+
+
+def _resident(spans: Sequence[Span], residency: Residency, queue_s: float) -> tuple[_Moments, _Moments]:
+    """Return from when and until when an environment takes memory."""
+    if residency is Residency.KEPT:
+        return (queue_s,), (spans[-1].end_s,)
+    tool_starts_s, tool_ends_s = _edges(spans, Activity.TOOL)
+    prepare_starts_s, _ = _edges(spans, Activity.PREPARE)
+    return prepare_starts_s or tool_starts_s, tool_ends_s
+
+
+def _summed(spans: Sequence[Span], residency: Residency, queue_s: float, rounds: int) -> TaskTimeline:
+    edges = {activity: _edges(spans, activity) for activity in Activity}
+    total_s = {activity: sum(ends_s) - sum(starts_s) for activity, (starts_s, ends_s) in edges.items()}
+    from_s, until_s = _resident(spans, residency, queue_s)
     return TaskTimeline(
-        completion_s=now_s + commit_s,
-        preparations=len(rounds),
-        resident_from_s=tuple(starts_s),
-        resident_until_s=tuple(ends_s),
-        spans=spans.in_order(),
+        completion_s=spans[-1].end_s,
+        preparations=1 if residency is Residency.KEPT else rounds,
+        resident_s=sum(until_s) - sum(from_s),
+        resident_from_s=from_s,
+        resident_until_s=until_s,
+        model_total_s=total_s[Activity.MODEL],
+        tool_total_s=total_s[Activity.TOOL],
+        prepare_total_s=total_s[Activity.PREPARE],
+        ready_total_s=total_s[Activity.READY],
+        model_starts_s=edges[Activity.MODEL][0],
+        model_ends_s=edges[Activity.MODEL][1],
+        tool_starts_s=edges[Activity.TOOL][0],
+        tool_ends_s=edges[Activity.TOOL][1],
+        prepare_starts_s=edges[Activity.PREPARE][0],
+        prepare_ends_s=edges[Activity.PREPARE][1],
     )
