@@ -1,1 +1,1 @@
-"""Which work goes first, and which gives way: priorities, headroom, preemption, gangs and fairness, as pure decisions."""
+"""Which work goes first, and which gives way: priorities, headroom, preemption, gangs, fairness; pure decisions."""

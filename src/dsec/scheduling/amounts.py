@@ -55,6 +55,16 @@ def total(parts: Iterable[Amounts]) -> dict[str, int]:
     return result
 
 
+def bounded(amounts: Mapping[str, Amounts], at_most: Mapping[str, Amounts]) -> Mapping[str, Amounts]:
+    """Bound the amounts of those nodes that have a bound; the others stay as they are."""
+    if not at_most:
+        return amounts
+    result = dict(amounts)
+    for node, bound in at_most.items():
+        result[node] = {name: min(amount, bound.get(name, 0)) for name, amount in result.get(node, {}).items()}
+    return result
+
+
 def describe(amounts: Amounts) -> str:
     """Write amounts for a reason that a person reads."""
     return ", ".join(f"{amount} {name}" for name, amount in sorted(amounts.items()) if amount) or "nothing"

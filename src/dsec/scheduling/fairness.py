@@ -5,9 +5,9 @@ least served goes first, at each level of the tree on its own.
 
 *Dominant resource* (Ghodsi et al., NSDI 2011): a project's share is the largest of its shares of the single resources.
 In a tree, adding up the children's use and taking the largest share can starve a leaf whose siblings use the other
-resource. Bhattacharya et al. (Hierarchical Scheduling for Diverse Datacenter Workloads, SoCC 2013) therefore scale each
-child's use down to the least served child that has anything before adding, and leave out children that wait for nothing.
-So does this.
+resource. Bhattacharya et al. (Hierarchical Scheduling for Diverse Datacenter Workloads, SoCC 2013) therefore scale
+each child's use down to the least served child that has anything before adding, and leave out children that wait for
+nothing. So does this.
 
 *Progress* (Gavel, OSDI 2020; Pollux, OSDI 2021): where accelerators differ, two of a slow kind are not two of a fast
 kind. A project's share is the work it gets done with what it holds, as a part of what it would get done with
@@ -94,7 +94,8 @@ def next_project(
     if not waiting:
         return None
     tree, shares = ledger.tree, measure.shares(ledger, capacity, waiting)
-    at, reasons = ROOT, []
+    at = ROOT
+    reasons: list[str] = []
     while True:
         candidates = [name for name in tree.children(at) if name in shares]
         if not candidates or at in waiting:

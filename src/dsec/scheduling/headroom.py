@@ -1,12 +1,12 @@
 """How much to keep free for work that may not wait for a preemption.
 
-Lent capacity comes back only when its borrower has been saved. If saving takes longer than the urgent work may wait, that
-capacity cannot serve it, however willingly it is given back: a checkpoint of 30 s cannot serve a deadline of 2 s. What
-arrives while the first preemption runs must therefore find free capacity. Arrivals are taken as Poisson, so that
+Lent capacity comes back only when its borrower has been saved. If saving takes longer than the urgent work may wait,
+that capacity cannot serve it, however willingly it is given back: a checkpoint of 30 s cannot serve a deadline of 2 s.
+What arrives while the first preemption runs must therefore find free capacity. Arrivals are taken as Poisson, so that
 
     headroom = amount of one x q,    q = the least n with P(N <= n) >= confidence,  N ~ Poisson(rate x save time)
 
-and nothing is needed when the save time is within the deadline, because then every lent unit can be called back in time.
+and nothing is needed when the save time is within the deadline, because then every lent unit is called back in time.
 
 Source: the chapter, section 11.3.2; Little's law for the mean of N.
 """
