@@ -48,8 +48,9 @@ def read_struct(source: TomlSource, kind: type[T], values: Mapping[str, object])
 
 
 def file_key(field: str) -> str:
-    """Return the key that a file has for a field: its name without the unit."""
-    return field.removesuffix(unit_of(field))
+    """Return the key that a file has for a field: its name without the unit; a share keeps its name."""
+    end = unit_of(field)
+    return field if end == "_share" else field.removesuffix(end)
 
 
 def _file_key(key: Key) -> Key:

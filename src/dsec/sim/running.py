@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from dsec.sim.fleet.model import FleetModel
+from dsec.sim.fleet.scenario import FleetScenario
 from dsec.sim.levels import LevelsModel, LevelsScenario
 from dsec.sim.result import Result
-from dsec.sim.rounds import RoundsModel, RoundsScenario
-
-Scenario = RoundsScenario | LevelsScenario
+from dsec.sim.rounds import RoundsModel
+from dsec.sim.scenario_file import Scenario, ScenarioFile
 
 Report = Callable[[float], None]
 """Told from time to time which share of a run is done."""
@@ -52,6 +53,30 @@ def run(
         InvalidRequestError: the scenario cannot be: more arrivals than fit, for example.
     """
     chosen = scenario.seed if seed is None else seed
+    if isinstance(scenario, FleetScenario):
+        return FleetModel(scenario, chosen, directory=directory).run(case, progress)
     if isinstance(scenario, LevelsScenario):
         return LevelsModel(scenario, chosen, directory=directory).run(case)
     return RoundsModel(scenario, chosen, directory=directory).run(case)
+
+
+def run_cases(
+    file: ScenarioFile, *, seed: int | None = None, progress: Callable[[str], Report] | None = None
+) -> list[Result]:
+    """Run every case of a scenario file, in order.
+
+    Args:
+        file: the scenario.
+        seed: another one than the scenario's.
+        progress: makes a progress callback for each case's name.
+    """
+    return [
+        run(
+            scenario,
+            seed=seed,
+            case=case.name,
+            directory=file.directory,
+            progress=progress(case.name) if progress else None,
+        )
+        for case, scenario in file.cases
+    ]

@@ -1,0 +1,1 @@
+"""A fleet of nodes under schedulers that see it late."""

@@ -1,0 +1,74 @@
+"""What goes to the cloud: the shell around `dsec.scheduling.bursting`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsec.scheduling.amounts import Amounts
+from dsec.scheduling.bursting import BurstRules, plan_burst
+from dsec.scheduling.job import Job, Member
+from dsec.sim.fleet.node import SimNode
+from dsec.sim.fleet.sandbox import SimSandbox
+from dsec.sim.fleet.scenario import Bursting
+
+_KNUTH = 2_654_435_761
+"""Multiplicative hashing: which images the cloud has does not depend on their popularity."""
+
+
+class CloudGate:
+    """Decide for each request whether it goes to the cloud.
+
+    Args:
+        rules: thresholds.
+        nodes: the whole fleet.
+    """
+
+    def __init__(self, rules: Bursting, nodes: Sequence[SimNode]) -> None:
+        self._rules = BurstRules(above=rules.above_share, until=rules.until_share)
+        self._own = [node for node in nodes if not node.group.cloud]
+        self._cloud = [node for node in nodes if node.group.cloud]
+        self._capacity = _sum(self._own, free=False)
+        self._bursting = False
+        self._rented = False
+
+    def sends(self, now_s: float, sandbox: SimSandbox) -> bool:
+        """Say whether this request goes to the cloud; rent the machines with the first that does."""
+        job = Job(
+            job_id=sandbox.sandbox_id,
+            project="",
+            members=(Member(amounts={"memory": sandbox.memory_bytes, "sandboxes": 1}),),
+            arrived_s=now_s,
+            bursts=self._has_image(sandbox),
+        )
+        plan = plan_burst(
+            [job],
+            used=_used(self._own),
+            capacity=self._capacity,
+            cloud_free=_sum(self._cloud, free=True),
+            rules=self._rules,
+            bursting=self._bursting,
+        )
+        self._bursting = plan.bursting
+        if plan.jobs and not self._rented:
+            self._rented = True
+            for node in self._cloud:
+                node.opens_s = now_s + node.group.ready_after_s
+        return bool(plan.jobs)
+
+    def _has_image(self, sandbox: SimSandbox) -> bool:
+        share = sandbox.kind.workload.burst_share
+        number = 0 if sandbox.image is None else sandbox.image
+        return (number + 1) * _KNUTH % (1 << 32) < share * (1 << 32)
+
+
+def _used(nodes: Sequence[SimNode]) -> Amounts:
+    return {"memory": sum(node.memory_bytes for node in nodes), "sandboxes": sum(node.held for node in nodes)}
+
+
+def _sum(nodes: Sequence[SimNode], *, free: bool) -> Amounts:
+    memory = sum(node.group.memory_bytes - node.group.free_memory_bytes for node in nodes)
+    sandboxes = sum(node.group.maximum_sandboxes for node in nodes)
+    if not free:
+        return {"memory": memory, "sandboxes": sandboxes}
+    used = _used(nodes)
+    return {"memory": memory - int(used["memory"]), "sandboxes": sandboxes - int(used["sandboxes"])}
