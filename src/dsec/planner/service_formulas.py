@@ -1,4 +1,4 @@
-"""Formulas that worksheets may name: RL phases, instances, verification, tokens, routing, services, retries, recovery."""
+"""Formulas that worksheets may name: RL phases, instances, verification, tokens, services, retries, recovery."""
 
 from __future__ import annotations
 
