@@ -264,3 +264,13 @@ def test_running_work_is_known_by_node():
     running = Running(job=job, nodes=("x", "x"), started_s=0.0)
     assert running.amounts_on("x") == {"cpu": 3}
     assert running.amounts_on("y") == {}
+
+
+def test_a_gang_that_needs_the_whole_cluster_is_not_starved_by_a_stream_of_small_jobs(cluster, job):
+    """Without holds, the stream would never let three nodes be empty at once."""
+    one = cluster(4, 4, 4, maximum_wait_s=10.0)
+    one.submit(job("gang", 4, members=3, arrived_s=0.5, maximum_s=10.0))
+    for now in range(200):
+        one.submit(*(job(f"small-{now}-{n}", 1, arrived_s=float(now), maximum_s=20.0, priority=1) for n in range(2)))
+        one.step(float(now))
+    assert one.started_s["gang"] <= 0.5 + 10.0 + 20.0 + 1.0

@@ -21,6 +21,7 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from dsec.costs.preemption import preemption_loss
 from dsec.scheduling.amounts import Amounts, bounded, fits, minus, plus, total
 from dsec.scheduling.gangs import place
 from dsec.scheduling.job import Job, Node, Running
@@ -86,9 +87,11 @@ def appraise(running: Running, *, now_s: float, within_s: float, capacity: Amoun
         within_s: seconds within which its capacity is needed.
         capacity: of the whole cluster.
     """
-    since = running.started_s if running.saved_s is None else max(running.saved_s, running.started_s)
+    done_s = max(now_s - running.started_s, 0.0)
+    since_s = done_s if running.saved_s is None else max(min(now_s - running.saved_s, done_s), 0.0)
     restore_s = running.restore_s if running.saved_s is not None else 0.0
-    ways = [(max(now_s - since, 0.0) + restore_s, 0.0, Manner.KILL)]
+    killed = preemption_loss(done_s=done_s, since_checkpoint_s=since_s, restore_s=restore_s)
+    ways = [(killed.from_checkpoint_s, 0.0, Manner.KILL)]
     if running.save_s is not None and running.save_s <= within_s:
         ways.append((running.save_s + running.restore_s, running.save_s, Manner.SAVE))
     loses_s, frees_after_s, manner = min(ways, key=lambda way: way[0])

@@ -46,9 +46,9 @@ class ProjectTree:
         self._children: dict[str, list[str]] = {ROOT: []}
         for project in projects:
             self._add(project)
+        self._paths = {name: self._find_path(name) for name in self._projects}
         for project in self._projects.values():
             self._children[project.parent or ROOT].append(project.name)
-        self._paths = {name: self._find_path(name) for name in self._projects}
 
     def _add(self, project: Project) -> None:
         if not project.name or project.name in self._projects:
