@@ -43,7 +43,7 @@ class StartOptions:
         move_s: by moving what stands in the way.
         spread_s: by starting on several nodes.
         best: the earliest; where two are equal, the one that disturbs less.
-        best_s: when that one completes.
+        best_end_s: when that one completes.
         move_gains_on_wait_s: how much earlier moving is than waiting; negative: later.
         move_gains_on_spread_s: how much earlier it is than spreading.
     """
@@ -52,7 +52,7 @@ class StartOptions:
     move_s: float
     spread_s: float
     best: Start
-    best_s: float
+    best_end_s: float
     move_gains_on_wait_s: float
     move_gains_on_spread_s: float
 
@@ -93,7 +93,7 @@ def start_options(
         move_s=ends_s[Start.MOVE],
         spread_s=ends_s[Start.SPREAD],
         best=best,
-        best_s=ends_s[best],
+        best_end_s=ends_s[best],
         move_gains_on_wait_s=ends_s[Start.WAIT] - ends_s[Start.MOVE],
         move_gains_on_spread_s=ends_s[Start.SPREAD] - ends_s[Start.MOVE],
     )
