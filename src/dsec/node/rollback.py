@@ -1,8 +1,12 @@
 """Rollback: the next generation on a fresh writable layer, or on one that begins from a checkpoint.
 
-Order: the journal says `rolling_back`; the new layer is made; the old instance ends; the new one is launched; the
-journal says `ready`. Until the old instance ends everything can be undone; after that the way is only forward, and a
-node that died in between goes it when it starts again. The old layer is discarded in the background.
+Order: the journal says `rolling_back`; the new layer is made; the old instance is ended, and the new one launched
+meanwhile; when every process of the old one is seen to be gone, the journal says `ready`. Until the old instance ends
+everything can be undone; after that the way is only forward, and a node that died in between, with both instances there
+in part or in whole, goes it when it starts again. The old layer is discarded in the background.
+
+While both exist the new one is its init alone, since nobody is given it before the old one is gone, and the old one
+has been killed. So a sandbox never uses more than its limits and one init, although both control groups carry them.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.node.core import Core, shielded
 from dsec.node.ending import end_use, fail, remove_spool, watch
 from dsec.node.sandbox import Sandbox, instance_name
+from dsec.node.together import together
 from dsec.node.validation import require_capability
 from dsec.stores.port import SandboxRecord
 
@@ -84,14 +89,18 @@ async def _roll_back(core: Core, sandbox: Sandbox, snapshot: str | None) -> None
 
 
 async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord) -> None:
-    old = sandbox.running()
+    old = sandbox.running().instance
     end_use(core, sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was rolled back"))
-    await old.instance.terminate()
-    sandbox.instances.discard(old.instance.instance_id)
-    sandbox.generation = None
-    await core.parts.journal.delete_processes(sandbox.sandbox_id)
+    # Both are known by name from here on: whatever fails, they are taken apart.
     sandbox.instances.add(instance_name(new.sandbox_id, new.generation))
-    sandbox.generation = await core.launch(new)
+    sandbox.generation = None
+
+    async def end_old() -> None:
+        await old.terminate()
+        sandbox.instances.discard(old.instance_id)
+        await core.parts.journal.delete_processes(sandbox.sandbox_id)
+
+    sandbox.generation = await together(lambda: core.launch(new), end_old)
     await core.move(sandbox, Event.ROLLED_BACK, generation=new.generation, layer=new.layer, rollback_to=None)
     watch(core, sandbox)
 
