@@ -17,6 +17,15 @@ import enum
 from dsec.base.errors import InvalidRequestError
 from dsec.model.value import Value
 
+LONGEST_NAME = 128
+"""Characters of a node's name or of a feature."""
+
+MOST_FEATURES = 128
+LONGEST_NOTE = 500
+
+_LARGEST = 1 << 52
+"""Sums of whole numbers below it are exact as floats, too."""
+
 
 class Health(enum.Enum):
     """What a node says about itself."""
@@ -46,10 +55,10 @@ class Capacity(Value, frozen=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) <= _LARGEST:
                 raise InvalidRequestError(
                     f"a node's capacity has {name} = {getattr(self, name)}",
-                    resolution=f"every capacity is above 0; correct {name} in the node's settings",
+                    resolution=f"every capacity is from 1 to {_LARGEST:,}; correct {name} in the node's settings",
                 )
 
 
@@ -67,6 +76,15 @@ class Usage(Value, frozen=True):
     memory_bytes: int = 0
     sandboxes: int = 0
     creating: int = 0
+
+    def __post_init__(self) -> None:
+        # A node that reports less than nothing would attract every sandbox of the fleet.
+        for name in self.__struct_fields__:
+            if not 0 <= getattr(self, name) <= _LARGEST:
+                raise InvalidRequestError(
+                    f"a node's usage has {name} = {getattr(self, name)}",
+                    resolution=f"a usage is from 0 to {_LARGEST:,}; look at the node that reported it",
+                )
 
 
 class NodeView(Value, frozen=True):
@@ -92,6 +110,23 @@ class NodeView(Value, frozen=True):
     health: Health = Health.ACCEPTING
     features: frozenset[str] = frozenset()
     note: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.node) <= LONGEST_NAME:
+            raise InvalidRequestError(
+                f"a node is called {self.node[:80]!r}", resolution=f"a name has 1 to {LONGEST_NAME} characters"
+            )
+        if len(self.features) > MOST_FEATURES or any(len(feature) > LONGEST_NAME for feature in self.features):
+            raise InvalidRequestError(
+                f"{self.node} declares {len(self.features)} features",
+                resolution=f"declare at most {MOST_FEATURES}, each of at most {LONGEST_NAME} characters",
+            )
+        if len(self.note) > LONGEST_NOTE or min(self.incarnation, self.version, self.creations_seen) < 0:
+            raise InvalidRequestError(
+                f"{self.node} reports a note of {len(self.note)} characters, incarnation {self.incarnation}, "
+                f"version {self.version}, {self.creations_seen} creations",
+                resolution=f"a note has at most {LONGEST_NOTE} characters, and numbers are 0 or more",
+            )
 
 
 def is_newer(view: NodeView, than: NodeView | None) -> bool:
