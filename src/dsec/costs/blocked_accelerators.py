@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dsec.costs.checks import check_count, check_not_negative
+from dsec.costs.checks import check_not_negative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class BlockedAccelerators:
     break_even_gpus: float
 
 
-def blocked_accelerators(*, saved_gpu_s: float, blocked: int, delay_s: float) -> BlockedAccelerators:
-    """Return whether saving `saved_gpu_s` is worth that `blocked` accelerators wait `delay_s` longer.
+def blocked_accelerators(*, saved_gpu_s: float, blocked_gpus: float, delay_s: float) -> BlockedAccelerators:
+    """Return whether saving `saved_gpu_s` is worth that `blocked_gpus` accelerators wait `delay_s` longer.
 
     Raises:
         InvalidRequestError: an input is negative.
@@ -47,9 +47,9 @@ def blocked_accelerators(*, saved_gpu_s: float, blocked: int, delay_s: float) ->
         the chapter, section 11.3.4
     """
     check_not_negative("saved_gpu_s", saved_gpu_s, "GPU*s")
-    check_count("blocked", blocked, minimum=0)
+    check_not_negative("blocked_gpus", blocked_gpus, "GPU")
     check_not_negative("delay_s", delay_s, "s")
-    waited = blocked * delay_s
+    waited = blocked_gpus * delay_s
     return BlockedAccelerators(
         waited_gpu_s=waited,
         net_gpu_s=waited - saved_gpu_s,

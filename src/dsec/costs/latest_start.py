@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from dsec.base.errors import InvalidRequestError
 from dsec.costs.checks import check_not_negative
 
+_ROUNDING = 1e-9
+"""Work that fits exactly is not refused for the rounding of binary numbers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestStart:
@@ -55,7 +58,7 @@ def latest_start(
     check_not_negative("now_s", now_s, "s")
     work_starts_s = batch_end_s - duration_s
     preparation_starts_s = work_starts_s - preparation_s
-    if preparation_starts_s < now_s:
+    if preparation_starts_s < now_s - _ROUNDING * batch_end_s:
         raise InvalidRequestError(
             f"the work ends {now_s - preparation_starts_s:g} s after the batch even if it begins now",
             detail=f"now {now_s:g} s, preparation {preparation_s:g} s, work {duration_s:g} s, end {batch_end_s:g} s",
@@ -64,7 +67,7 @@ def latest_start(
     return LatestStart(
         work_starts_s=work_starts_s,
         preparation_starts_s=preparation_starts_s,
-        slack_s=preparation_starts_s - now_s,
+        slack_s=max(preparation_starts_s - now_s, 0.0),
     )
 
 

@@ -160,5 +160,6 @@ def output_usd_per_mtoken(
     Source:
         the chapter, section 11.4.4
     """
+    check_not_negative("pace_s_per_token", pace_s_per_token, "s/token")
     occupied = call_gpu_s(call_s=pace_s_per_token, gpus_per_replica=gpus_per_replica, sessions=sessions)
     return 1e6 * call_usd(call_gpu_s=occupied, price_usd_per_gpu_h=price_usd_per_gpu_h)

@@ -65,8 +65,8 @@ class CallCost:
     thinking_share: float
 
 
-def _charge(what: str, tokens: float, price_usd_per_mtoken: float | None) -> float:
-    check_not_negative(f"{what} tokens", tokens, "token")
+def _charge(name: str, tokens: float, price_usd_per_mtoken: float | None, what: str) -> float:
+    check_not_negative(name, tokens, "token")
     if tokens == 0:
         return 0.0
     if price_usd_per_mtoken is None:
@@ -110,11 +110,11 @@ def call_cost(
     Source:
         the chapter, section 11.4.2
     """
-    ordinary = _charge("ordinary input", input_tokens, prices.input_usd_per_mtoken)
-    written = _charge("cache writes", cache_write_tokens, prices.cache_write_usd_per_mtoken)
-    read = _charge("cache reads", cache_read_tokens, prices.cache_read_usd_per_mtoken)
-    thinking = _charge("output", thinking_tokens, prices.output_usd_per_mtoken)
-    visible = _charge("output", visible_tokens, prices.output_usd_per_mtoken)
+    ordinary = _charge("input_tokens", input_tokens, prices.input_usd_per_mtoken, "ordinary input")
+    written = _charge("cache_write_tokens", cache_write_tokens, prices.cache_write_usd_per_mtoken, "cache writes")
+    read = _charge("cache_read_tokens", cache_read_tokens, prices.cache_read_usd_per_mtoken, "cache reads")
+    thinking = _charge("thinking_tokens", thinking_tokens, prices.output_usd_per_mtoken, "output")
+    visible = _charge("visible_tokens", visible_tokens, prices.output_usd_per_mtoken, "output")
     extra = check_not_negative("storage_usd", storage_usd, "USD") + check_not_negative("tool_usd", tool_usd, "USD")
     total = ordinary + written + read + thinking + visible + extra
     return CallCost(
