@@ -19,6 +19,10 @@ def print_plan(plan: Plan, *, as_json: bool) -> None:
         print_json(plan_record(plan))
         return
     _print_heading(plan)
+    if plan.decision is not None:
+        from dsec.cli.plan_decision import print_decision
+
+        print_decision(plan.decision)
     _print_checks(plan.checks)
     _print_others(plan)
 
@@ -87,6 +91,10 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "checks": plan.checks,
         "figures": {name: figure_record(figure) for name, figure in plan.figures.items()},
     }
+    if plan.decision is not None:
+        from dsec.cli.plan_decision import decision_record
+
+        record["decision"] = decision_record(plan.decision)
     return record
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from dsec.base.errors import CallerError, InvalidRequestError, NotFoundError
 from dsec.planner.binding import Binder
@@ -44,11 +44,19 @@ class Computed:
         return all(check.holds for check in self.checks)
 
 
+class Further(Protocol):
+    """Figures from elsewhere that references may lead to."""
+
+    def get(self, name: str) -> Figure | None:
+        """Return a figure; None: there is none of that name."""
+
+
 @dataclass(slots=True)
 class Evaluator:
     """The results so far, and what is being computed at the moment."""
 
     worksheet: Worksheet
+    further: Further | None = None
     results: dict[str, Any] = field(default_factory=dict)
     open: list[str] = field(default_factory=list)
 
@@ -59,6 +67,8 @@ class Evaluator:
             NotFoundError: it leads nowhere.
             InvalidRequestError: it leads back to where it came from.
         """
+        if self.further is not None and (figure := self.further.get(reference)) is not None:
+            return figure
         name, _, rest = reference.partition(".")
         path = tuple(rest.split(".")) if rest else ()
         return part_of(self.result(name), path, name)
@@ -162,13 +172,13 @@ def call(name: str, formula: Formula, arguments: dict[str, Any], used: Mapping[s
     return wrap(name, value, formula.unit, make)
 
 
-def compute(worksheet: Worksheet) -> Computed:
-    """Compute every calculation and compare it with what is expected.
+def compute(worksheet: Worksheet, further: Further | None = None) -> Computed:
+    """Compute every calculation and compare it with what is expected; references may lead to `further` figures too.
 
     Raises:
         InvalidRequestError: something is missing, contradictory, circular or refused by its formula.
     """
-    evaluator = Evaluator(worksheet)
+    evaluator = Evaluator(worksheet, further)
     checks: list[Check] = []
     for name, calculation in worksheet.calculations.items():
         try:

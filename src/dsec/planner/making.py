@@ -28,7 +28,9 @@ def make_plan(text: str, *, name: str) -> Plan:
         raise root.error("version", f"version {version} is not known", resolution=f"write version = {VERSION}")
     if kind == "worksheet":
         return _worksheet_plan(document)
-    raise root.error("kind", "workloads are not read yet")
+    from dsec.planner.workload_plan import workload_plan
+
+    return workload_plan(document)
 
 
 def _worksheet_plan(document: Document) -> Plan:
@@ -39,5 +41,5 @@ def _worksheet_plan(document: Document) -> Plan:
         figures=computed.figures,
         checks=computed.checks,
         pictures=read_pictures(computed),
-        shown=tuple(name for name in computed.figures if name not in expected),
+        shown=tuple(name for name, figure in computed.figures.items() if not figure.is_given and name not in expected),
     )

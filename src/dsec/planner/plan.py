@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsec.base.errors import NotFoundError
 from dsec.planner.expectation import Check
 from dsec.planner.figure import Figure
 from dsec.planner.picture import Picture
 from dsec.planner.worksheet import Heading
+
+if TYPE_CHECKING:
+    from dsec.planner.decision import Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +26,18 @@ class Plan:
         figures: every number by its name; each knows where it comes from.
         checks: expected numbers beside computed ones.
         pictures: what is to be drawn.
+        decision: of a workload: combinations, what binds, what to take, what would change that; None: a worksheet.
+        shown: names of the figures that are printed without being asked for.
+        lookup: makes figures that are too many to be in `figures`.
     """
 
     heading: Heading
     figures: Mapping[str, Figure]
     checks: tuple[Check, ...] = ()
     pictures: tuple[Picture, ...] = ()
-    shown: tuple[str, ...] = field(default=())
+    decision: Decision | None = None
+    shown: tuple[str, ...] = ()
+    lookup: Callable[[str], Figure | None] | None = None
 
     @property
     def holds(self) -> bool:
@@ -43,6 +51,8 @@ class Plan:
             NotFoundError: there is none; names close to it are in the detail.
         """
         found = self.figures.get(name)
+        if found is None and self.lookup is not None:
+            found = self.lookup(name)
         if found is None:
             inside = [known for known in self.figures if known.startswith(f"{name}.")]
             close = inside or get_close_matches(name, self.figures, n=5, cutoff=0.4)

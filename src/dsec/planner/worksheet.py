@@ -78,15 +78,19 @@ def read_worksheet(document: Document) -> Worksheet:
         InvalidRequestError: a key, a name or a value is not what it should be.
     """
     root = document.root()
-    heading = read_heading(root)
+    worksheet = read_sections(root, read_heading(root))
+    root.finish()
+    return worksheet
+
+
+def read_sections(root: Table, heading: Heading) -> Worksheet:
+    """Read given values, calculations and pictures, wherever they stand."""
     values = _read_given(root, heading)
     calculations = {name: _read_calculation(name, table) for name, table in root.tables("calculation").items()}
     for name in calculations:
         if name in values:
             raise calculations[name].table.error(None, f"{name!r} is the name of a given value as well")
-    pictures = root.tables("picture")
-    root.finish()
-    return Worksheet(heading=heading, given=values, calculations=calculations, pictures=pictures)
+    return Worksheet(heading=heading, given=values, calculations=calculations, pictures=root.tables("picture"))
 
 
 def _read_given(root: Table, heading: Heading) -> dict[str, Figure]:

@@ -1,0 +1,59 @@
+"""What a reader of a plan should know besides its numbers: where two ways cost the same, what the formulas assume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dsec.base.units import GIB
+from dsec.costs.rebuild import break_even_gap_s
+from dsec.planner.decision import Option
+from dsec.planner.workload import Billing, Pattern, PolicyKind, Workload
+
+_NEARLY_FULL = 0.95
+
+
+def break_evens(workload: Workload) -> Iterator[str]:
+    """Say at which gap keeping an environment and rebuilding it cost the same."""
+    rebuilt = [policy for policy in workload.policies.values() if policy.kind is PolicyKind.REBUILT]
+    for host in workload.hosts.values():
+        if host.memory_price is None or not host.memory_price.value:
+            continue
+        for item in workload.classes.values():
+            for policy in rebuilt:
+                gap_s = break_even_gap_s(
+                    memory_gib=item.memory.value / GIB,
+                    prepare_s=policy.prepare.value,
+                    work_cpu_s=policy.prepare_cpu.value,
+                    memory_price_usd_per_gib_s=host.memory_price.value * GIB,
+                    cpu_price_usd_per_cpu_s=host.cpu_price.value if host.cpu_price else 0.0,
+                )
+                yield (
+                    f"{item.name} on {host.name}: keeping an environment and rebuilding it ({policy.name}) cost the "
+                    f"same at a wait of {gap_s:.4g} s between tools; rebuilding is cheaper beyond"
+                )
+
+
+def warnings(workload: Workload, options: Sequence[Option]) -> Iterator[str]:
+    """Say what the formulas assume that may not hold here."""
+    pattern = workload.arrivals.pattern
+    if pattern is Pattern.UNIFORM:
+        yield (
+            "arrivals are evenly spaced: nothing waits as long as no resource is overloaded; write "
+            'pattern = "poisson" to see what random arrivals do'
+        )
+    if pattern is Pattern.POISSON:
+        yield (
+            "waits are those of independent arrivals at every round (M/G/c), although later rounds follow earlier "
+            "ones; memory and cores are sized for 99.9 % of the time"
+        )
+    if pattern is Pattern.BURST:
+        yield "every round is taken as waiting like the first one of its burst, which never promises too much"
+    if len(workload.classes) > 1:
+        yield "all classes share one queue for the model and one for cores, first come, first served"
+    if any(service.billing is Billing.SUBSCRIPTION for service in workload.services.values()):
+        yield "a subscription's seats are taken as interchangeable, each with its number of sessions"
+    if options and options[0].is_possible and options[0].best.load > _NEARLY_FULL:
+        yield (
+            f"{options[0].best.name} uses {options[0].best.load:.1%} of its scarcest resource: small errors in the "
+            "inputs decide whether it is enough"
+        )
