@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from dsec.base.clock import ManualClock
 from dsec.base.errors import CapabilityMissingError, HostDiskFullError, HostOutOfMemoryError, NodeUnavailableError
 from dsec.base.units import GIB, MIB
 from dsec.model.capability import LIMIT_CAPABILITIES, Capability, CapabilityReport
 from dsec.model.sandbox import DEFAULT_RESOURCES, ExpiryAction, Lifetime, Network, Resources, SandboxSpec
-from dsec.node.admission import admit
+from dsec.node.admission import NodeAdmission
 from dsec.node.settings import NodeSettings
 from dsec.node.validation import merged_reports, resolve_spec
+from dsec.testing.memory_node import FakeHost
 
 
 def reports(*available: Capability) -> dict[Capability, CapabilityReport]:
@@ -66,11 +68,14 @@ def test_a_capability_that_one_driver_has_is_there() -> None:
 
 
 def test_admission_names_what_is_short() -> None:
-    settings = NodeSettings(maximum_sandboxes=2)
-    admit(settings, live=1, free_disk_bytes=9 * GIB, free_memory_bytes=9 * GIB)
+    def admit(live: int = 1, disk_bytes: int = 9 * GIB, memory_bytes: int = 9 * GIB) -> None:
+        host = FakeHost(disk_bytes=disk_bytes, memory_bytes=memory_bytes)
+        NodeAdmission(NodeSettings(maximum_sandboxes=2), host, ManualClock()).admit(live)
+
+    admit()
     with pytest.raises(NodeUnavailableError, match="2 sandboxes"):
-        admit(settings, live=2, free_disk_bytes=9 * GIB, free_memory_bytes=9 * GIB)
+        admit(live=2)
     with pytest.raises(HostDiskFullError):
-        admit(settings, live=1, free_disk_bytes=1, free_memory_bytes=9 * GIB)
+        admit(disk_bytes=1)
     with pytest.raises(HostOutOfMemoryError):
-        admit(settings, live=1, free_disk_bytes=9 * GIB, free_memory_bytes=1)
+        admit(memory_bytes=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from dsec.model.sandbox import SandboxSpec
 from dsec.model.value import Value
 
@@ -14,6 +16,7 @@ class PoolPolicy(Value, frozen=True):
         concurrency_share: ready sandboxes kept at least, as a share of the sandboxes in use.
         window_s: how far back the arrival rate looks.
         horizon_s: how far ahead the ready level looks.
+        spreads: how many spreads of the arrivals are kept ready beyond their mean.
         fixed_level: keep exactly so many ready and follow nothing; None: follow the arrivals.
         maximum: sandboxes of the pool at most: ready, in use, being made, recycled or destroyed; None: no cap of
             its own.
@@ -31,6 +34,7 @@ class PoolPolicy(Value, frozen=True):
     concurrency_share: float = 0.15
     window_s: float = 60.0
     horizon_s: float = 10.0
+    spreads: float = 2.5
     fixed_level: int | None = None
     maximum: int | None = None
     maximum_ready: int | None = None
@@ -41,6 +45,27 @@ class PoolPolicy(Value, frozen=True):
     shrink_after_s: float = 10.0
     failed_checks_until_fresh: int = 3
     recycle_again_after_s: float = 300.0
+
+
+class PoolChange(Value, frozen=True):
+    """What to set anew about a pool; what is left out stays, and is the node's default in a new pool. See
+    `PoolPolicy`."""
+
+    floor: int | UnsetType = UNSET
+    concurrency_share: float | UnsetType = UNSET
+    window_s: float | UnsetType = UNSET
+    horizon_s: float | UnsetType = UNSET
+    spreads: float | UnsetType = UNSET
+    fixed_level: int | UnsetType | None = UNSET
+    maximum: int | UnsetType | None = UNSET
+    maximum_ready: int | UnsetType | None = UNSET
+    maximum_waiting: int | UnsetType = UNSET
+    creations_at_once: int | UnsetType = UNSET
+    recycles_at_once: int | UnsetType = UNSET
+    slack_share: float | UnsetType = UNSET
+    shrink_after_s: float | UnsetType = UNSET
+    failed_checks_until_fresh: int | UnsetType = UNSET
+    recycle_again_after_s: float | UnsetType = UNSET
 
 
 class PoolStatistics(Value, frozen=True):

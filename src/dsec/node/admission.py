@@ -1,32 +1,69 @@
-"""Admission: whether this node takes one more sandbox. Pure; the node's word is final."""
+"""Admission: whether this node takes one more sandbox. The policy is `dsec.pools.admission`; here it is fed and
+obeyed."""
 
 from __future__ import annotations
 
-from dsec.base.errors import HostDiskFullError, HostOutOfMemoryError, NodeUnavailableError
-from dsec.base.units import format_size
+from collections.abc import Mapping
+
+from dsec.base.clock import Clock
+from dsec.base.errors import DsecError, error_from_code
+from dsec.node.host import HostProbe
 from dsec.node.settings import NodeSettings
+from dsec.pools.admission import Admission, AdmissionPolicy, Pressure, Refusal
+
+_STALLS_HOLD_S = 0.5
+"""The kernel averages stalls over 10 s and every 2 s: reading them for each of many creations tells nothing new."""
 
 
-def admit(settings: NodeSettings, *, live: int, free_disk_bytes: int, free_memory_bytes: int) -> None:
-    """Raise the reason why not.
+class NodeAdmission:
+    """Measure, judge, and raise the reason why not."""
 
-    Raises:
-        NodeUnavailableError, HostDiskFullError, HostOutOfMemoryError: all may be tried again, best on another node.
-    """
-    if live >= settings.maximum_sandboxes:
-        raise NodeUnavailableError(
-            f"the node holds {live} sandboxes, as many as it may",
-            resolution="stop sandboxes, use another node, or raise maximum_sandboxes",
+    def __init__(self, settings: NodeSettings, host: HostProbe, clock: Clock) -> None:
+        self._host = host
+        self._clock = clock
+        self._policy = Admission(admission_policy(settings))
+        self._stalls: Mapping[str, float] = {}
+        self._stalls_boot_s: float | None = None
+
+    def pressure(self, live: int) -> Pressure:
+        """Measure."""
+        now_s = self._clock.boot_s()
+        if self._stalls_boot_s is None or now_s - self._stalls_boot_s >= _STALLS_HOLD_S:
+            self._stalls, self._stalls_boot_s = self._host.stalls(), now_s
+        return Pressure(
+            sandboxes=live,
+            memory_available_bytes=self._host.free_memory_bytes(),
+            disk_free_bytes=self._host.free_disk_bytes(),
+            **self._stalls,
         )
-    if free_disk_bytes < settings.minimum_free_disk_bytes:
-        raise HostDiskFullError(
-            f"the host has {format_size(free_disk_bytes)} of disk left",
-            detail=f"the node keeps {format_size(settings.minimum_free_disk_bytes)} free",
-            resolution="free space on the state directory's file system",
-        )
-    if free_memory_bytes < settings.minimum_free_memory_bytes:
-        raise HostOutOfMemoryError(
-            f"the host has {format_size(free_memory_bytes)} of memory left",
-            detail=f"the node keeps {format_size(settings.minimum_free_memory_bytes)} free",
-            resolution="stop sandboxes or use another node",
-        )
+
+    def refusal(self, live: int) -> Refusal | None:
+        """Return the first reason why one more is not admitted; None: it is."""
+        return next(iter(self._policy.judge(self.pressure(live)).refusals), None)
+
+    def admit(self, live: int) -> None:
+        """Raise the reason why not.
+
+        Raises:
+            NodeUnavailableError, HostDiskFullError, HostOutOfMemoryError: all may be tried again, best on another node.
+        """
+        refusal = self.refusal(live)
+        if refusal is not None:
+            raise refusal_error(refusal)
+
+
+def refusal_error(refusal: Refusal) -> DsecError:
+    """Return the error that tells of a refusal."""
+    return error_from_code(
+        refusal.code,
+        refusal.brief,
+        detail=f"{refusal.gauge} is {refusal.measured:g}, the threshold is {refusal.threshold:g}",
+        resolution=refusal.resolution,
+    )
+
+
+def admission_policy(settings: NodeSettings) -> AdmissionPolicy:
+    """Return the bounds that the settings hold."""
+    return AdmissionPolicy(
+        **{name: getattr(settings, name) for name in AdmissionPolicy.__struct_fields__ if name != "hysteresis"}
+    )

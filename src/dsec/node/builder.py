@@ -65,6 +65,7 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
             host=SystemHost(state_dir, volume_free_bytes=storage.free_bytes),
             settings=settings,
             spool_dir=state_dir / "spool",
+            events_file=state_dir / "events.jsonl",
             boot_id=boot_id(),
         )
         node = await stack.enter_async_context(Node.open(parts))

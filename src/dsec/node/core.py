@@ -9,27 +9,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
 from dsec.base.errors import NodeUnavailableError, RuntimeFailedError
 from dsec.lifecycle.machine import Event, next_state
+from dsec.model.event import EventKind
 from dsec.model.sandbox import SandboxInfo
+from dsec.node.admission import NodeAdmission, refusal_error
 from dsec.node.parts import NodeParts
+from dsec.node.pools.recorder import Recorder
 from dsec.node.registry import Registry
-from dsec.node.sandbox import Generation, Sandbox, instance_name
+from dsec.node.sandbox import Generation, Sandbox, instance_of
 from dsec.node.slots import SLOT_SIZE, HostIdSlots
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import Reports, merged_reports
 from dsec.runtimes.port import LaunchRequest
 from dsec.stores.port import SandboxRecord
 
+if TYPE_CHECKING:
+    from dsec.node.pools.pools import Pools
+
 _HOST_IDS_END = 1 << 32
 
 
 class Core:
-    """The node's inner state."""
+    """The node's inner state.
+
+    Attributes:
+        vacant: what belongs to a pool and nobody has, by carrier.
+        pools: the pools, once the node has recovered.
+        admission, recorder: who says whether one more is taken, and who keeps events.
+    """
 
     def __init__(self, parts: NodeParts, supervisor: Supervisor) -> None:
         self.parts = parts
@@ -40,6 +53,10 @@ class Core:
         self.slots = HostIdSlots(first, count=(_HOST_IDS_END - first) // SLOT_SIZE)
         self.reports: Reports = {}
         self.closing = False
+        self.vacant: dict[str, Sandbox] = {}
+        self.pools: Pools | None = None
+        self.admission = NodeAdmission(parts.settings, parts.host, parts.clock)
+        self.recorder = Recorder(parts.clock, parts.events_file, parts.settings.maximum_events_bytes)
 
     def read_capabilities(self) -> None:
         self.reports = merged_reports(self.parts.runtime.capabilities(), self.parts.layers.capabilities())
@@ -50,6 +67,16 @@ class Core:
     def check_open(self) -> None:
         if self.closing:
             raise NodeUnavailableError("the node is shutting down", resolution="try again when it is back")
+
+    def admit(self) -> None:
+        """Raise the reason why one more sandbox is not taken now; pools then give up what they can."""
+        refusal = self.admission.refusal(len(self.slots))
+        if refusal is None:
+            return
+        self.recorder.add(EventKind.REFUSED, text=refusal.brief)
+        if self.pools is not None:
+            self.pools.shrink(refusal.brief)
+        raise refusal_error(refusal)
 
     def info(self, sandbox: Sandbox) -> SandboxInfo:
         return sandbox.info(
@@ -63,6 +90,12 @@ class Core:
         await self.parts.journal.put_sandbox(record)
         sandbox.record = record
 
+    async def put(self, sandbox: Sandbox, **changes: object) -> None:
+        """Change what the journal says without a change of state. The caller holds `sandbox.transition`."""
+        record = msgspec.structs.replace(sandbox.record, **changes)
+        await self.parts.journal.put_sandbox(record)
+        sandbox.record = record
+
     async def launch(self, record: SandboxRecord) -> Generation:
         """Launch the instance that `record` describes; its writable layer exists."""
         layer = self.parts.layers.get(record.layer)
@@ -70,7 +103,7 @@ class Core:
             raise RuntimeFailedError(f"the writable layer {record.layer} is gone")
         instance = await self.parts.runtime.launch(
             LaunchRequest(
-                instance_id=instance_name(record.sandbox_id, record.generation),
+                instance_id=instance_of(record),
                 layer_paths=tuple(map(Path, record.layer_paths)),
                 upper=layer.upper,
                 work=layer.work,

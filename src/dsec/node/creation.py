@@ -6,6 +6,9 @@ takes over when it was undone, since the first caller's cancellation is not the 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
 import anyio
 import anyio.to_thread
 import msgspec
@@ -21,18 +24,23 @@ from dsec.base.errors import (
 from dsec.base.ids import check_sandbox_id, new_sandbox_id
 from dsec.images.port import MountedImage
 from dsec.lifecycle.machine import Event
+from dsec.model.event import EventKind
 from dsec.model.sandbox import SandboxInfo, SandboxSpec, SandboxState
-from dsec.node.admission import admit
 from dsec.node.core import Core, shielded
 from dsec.node.ending import take_apart, watch
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox, instance_name
 from dsec.node.validation import check_spec, resolve_spec
+from dsec.pools.shape import task_of
 from dsec.stores.port import SandboxRecord
+
+if TYPE_CHECKING:
+    from dsec.node.pools.live import LivePool
 
 _UNSETTLED = frozenset({SandboxState.PENDING, SandboxState.CREATING})
 _ENDED = frozenset({SandboxState.STOPPING, SandboxState.STOPPED, SandboxState.FAILED})
 _MAXIMUM_TIMEOUT_S = 3600.0
+_NO_SLOT = -1
 
 
 async def ensure_images(core: Core, spec: SandboxSpec) -> None:
@@ -50,6 +58,15 @@ async def ensure_images(core: Core, spec: SandboxSpec) -> None:
             await anyio.to_thread.run_sync(core.parts.ensure_image, name)
 
 
+async def load_image(core: Core, spec: SandboxSpec, *, pool: str = "") -> MountedImage:
+    """Make the layers of a spec readable, and tell how long that took."""
+    began_s = core.now_boot_s()
+    await ensure_images(core, spec)
+    image = core.parts.images.mount((spec.image, *spec.layers))
+    core.recorder.add(EventKind.IMAGE_LOADED, pool=pool, duration_s=core.now_boot_s() - began_s, text=spec.image)
+    return image
+
+
 async def create(
     core: Core, lifetimes: Lifetimes, spec: SandboxSpec, sandbox_id: str | None, timeout_s: float
 ) -> SandboxInfo:
@@ -58,16 +75,17 @@ async def create(
     if not 0 < timeout_s <= _MAXIMUM_TIMEOUT_S:
         raise InvalidRequestError(f"timeout_s is {timeout_s}; it must be above 0 and at most {_MAXIMUM_TIMEOUT_S:.0f}")
     chosen = check_sandbox_id(sandbox_id) if sandbox_id else new_sandbox_id(core.parts.node_id, core.parts.random_bytes)
-    with anyio.move_on_after(timeout_s):
-        while (existing := core.registry.get(chosen)) is not None:
-            _check_same(existing, spec)
-            if existing.state not in _UNSETTLED:
-                return core.info(existing)
-            await existing.settled.wait()
-        return await _create(core, lifetimes, spec, chosen)
-    raise DeadlineExceededError(
-        f"{chosen} was not ready within {timeout_s:g} s; what had begun was undone", resolution="try again"
-    )
+    with core.recorder.creation(chosen, task_of(spec.metadata)):
+        with anyio.move_on_after(timeout_s):
+            while (existing := core.registry.get(chosen)) is not None:
+                _check_same(existing, spec)
+                if existing.state not in _UNSETTLED:
+                    return core.info(existing)
+                await existing.settled.wait()
+            return await _create(core, lifetimes, spec, chosen)
+        raise DeadlineExceededError(
+            f"{chosen} was not ready within {timeout_s:g} s; what had begun was undone", resolution="try again"
+        )
 
 
 def _check_same(existing: Sandbox, spec: SandboxSpec) -> None:
@@ -86,14 +104,20 @@ def _check_same(existing: Sandbox, spec: SandboxSpec) -> None:
 async def _create(core: Core, lifetimes: Lifetimes, spec: SandboxSpec, sandbox_id: str) -> SandboxInfo:
     """Create. Nothing is awaited before the id is taken in the registry."""
     resolved = resolve_spec(spec, sandbox_id, core.settings, core.reports)
-    _admit(core)
     image = core.parts.images.mount((spec.image, *spec.layers))
-    sandbox = Sandbox(_record(core, spec, resolved, sandbox_id, image), core.now_boot_s())
+    pool = None if core.pools is None else core.pools.find(resolved)
+    if pool is None:
+        core.admit()
+    slot = core.slots.take() if pool is None else _NO_SLOT
+    sandbox = Sandbox(_record(core, spec, resolved, sandbox_id, image, slot), core.now_boot_s())
     core.registry.add(sandbox)
     # A cancellation that already waits must find us where we undo: nothing may be awaited before.
     sandbox.transition.acquire_nowait()
     try:
-        await _bring_up_or_undo(core, sandbox)
+        if pool is None:
+            await bring_up_or_undo(core, sandbox)
+        else:
+            await bring_up_or_undo(core, sandbox, lambda: _come_from_pool(core, pool, sandbox, image))
     finally:
         sandbox.transition.release()
         sandbox.settled.set()
@@ -102,18 +126,8 @@ async def _create(core: Core, lifetimes: Lifetimes, spec: SandboxSpec, sandbox_i
     return core.info(sandbox)
 
 
-def _admit(core: Core) -> None:
-    host = core.parts.host
-    admit(
-        core.settings,
-        live=len(core.slots),
-        free_disk_bytes=host.free_disk_bytes(),
-        free_memory_bytes=host.free_memory_bytes(),
-    )
-
-
 def _record(
-    core: Core, spec: SandboxSpec, resolved: SandboxSpec, sandbox_id: str, image: MountedImage
+    core: Core, spec: SandboxSpec, resolved: SandboxSpec, sandbox_id: str, image: MountedImage, slot: int
 ) -> SandboxRecord:
     maximum_s = resolved.lifetime.maximum_s
     return SandboxRecord(
@@ -123,7 +137,7 @@ def _record(
         spec=resolved,
         image_config=image.info.config,
         layer_paths=tuple(map(str, image.layer_paths)),
-        slot=core.slots.take(),
+        slot=slot,
         layer=instance_name(sandbox_id, 0),
         created_wall_s=core.parts.clock.wall_s(),
         boot_id=core.parts.boot_id,
@@ -131,12 +145,13 @@ def _record(
     )
 
 
-async def _bring_up_or_undo(core: Core, sandbox: Sandbox) -> None:
+async def bring_up_or_undo(core: Core, sandbox: Sandbox, how: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Bring a sandbox up, by default by launching it; leave nothing behind when that fails or is cancelled."""
     ready = False
     try:
         with anyio.CancelScope() as scope:
             sandbox.transition_scope = scope
-            await _bring_up(core, sandbox)
+            await (_bring_up(core, sandbox) if how is None else how())
             ready = True
         if not ready:
             raise SandboxExitedError(f"{sandbox.sandbox_id} was stopped while it was created")
@@ -150,9 +165,23 @@ async def _bring_up_or_undo(core: Core, sandbox: Sandbox) -> None:
 async def _bring_up(core: Core, sandbox: Sandbox) -> None:
     await core.move(sandbox, Event.CREATE_BEGAN)
     record = sandbox.record
+    began_s = core.now_boot_s()
     core.parts.layers.create(record.layer, quota_bytes=record.spec.resources.disk_bytes)
     sandbox.generation = await core.launch(record)
     await core.move(sandbox, Event.CREATED)
+    core.recorder.add(
+        EventKind.CREATED, pool=record.pool, sandbox_id=record.sandbox_id, duration_s=core.now_boot_s() - began_s
+    )
+
+
+async def _come_from_pool(core: Core, pool: LivePool, sandbox: Sandbox, image: MountedImage) -> None:
+    """Take what a pool has ready, or wait for it. A pool that is taken away meanwhile leaves it to us."""
+    assert core.pools is not None
+    if await core.pools.serve(pool, sandbox, image):
+        return
+    core.admit()
+    sandbox.record = msgspec.structs.replace(sandbox.record, slot=core.slots.take())
+    await _bring_up(core, sandbox)
 
 
 async def _undo(core: Core, sandbox: Sandbox) -> None:

@@ -1,4 +1,7 @@
-"""The ends of a sandbox: stop, remove, failure. All come to the same taking apart, which may be repeated."""
+"""The ends of a sandbox: stop, remove, failure. All come to the same taking apart, which may be repeated.
+
+A sandbox from a pool that is stopped in good order is not taken apart: its processes end, and its berth goes back.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,8 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
     sandbox.checkpoints.clear()
     remove_spool(core, record.sandbox_id, record.generation)
     core.slots.release(record.slot)
+    if record.pool and core.pools is not None:
+        core.pools.gone(record)
 
 
 def end_use(core: Core, sandbox: Sandbox, error: DsecError) -> None:
@@ -77,6 +82,12 @@ async def stop(core: Core, sandbox: Sandbox, cause: str = "stopped on request") 
 
 async def _stop(core: Core, sandbox: Sandbox, cause: str) -> None:
     kept = sandbox.record.cause or cause
+    if core.pools is not None and core.pools.is_recyclable(sandbox):
+        try:
+            await core.pools.take_back(sandbox, kept)
+            return
+        except DsecError as error:
+            _log.warning("not_taken_back", sandbox_id=sandbox.sandbox_id, error=str(error))
     await core.move(sandbox, Event.STOP_BEGAN, cause=kept)
     await take_apart(core, sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was stopped", detail=kept))
     await core.parts.journal.delete_processes(sandbox.sandbox_id)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
+
+from dsec.linux.pressure import process_share, stall_shares
 
 
 class HostProbe(Protocol):
@@ -16,6 +18,10 @@ class HostProbe(Protocol):
 
     def free_memory_bytes(self) -> int:
         """Bytes that the kernel could give without swapping (MemAvailable)."""
+
+    def stalls(self) -> Mapping[str, float]:
+        """Shares, 0 to 1, of how long tasks waited and of the processes that are taken, by the field of
+        `dsec.pools.admission.Pressure`; what the host does not count is left out."""
 
 
 class SystemHost:
@@ -42,6 +48,16 @@ class SystemHost:
                 if line.startswith(b"MemAvailable:"):
                     return int(line.split()[1]) * 1024
         return 0
+
+    def stalls(self) -> Mapping[str, float]:
+        found = {
+            f"{resource}_{kind}": share
+            for resource in ("memory", "io", "cpu")
+            for kind, share in stall_shares(resource).items()
+            if (resource, kind) != ("cpu", "full")  # It means nothing for a whole host.
+        }
+        pids = process_share()
+        return found if pids is None else {**found, "pids": pids}
 
 
 def boot_id() -> str:

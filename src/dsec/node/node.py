@@ -41,6 +41,7 @@ from dsec.node.core import Core, shielded
 from dsec.node.files import FileAccess
 from dsec.node.parts import NodeParts
 from dsec.node.recovery import Recovery
+from dsec.node.pools.pools import Pools
 from dsec.node.sandbox import Generation, Sandbox
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import check_command
@@ -61,6 +62,8 @@ class Node:
         self._lifetimes = lifetimes.Lifetimes(core)
         self._closed = False
 
+        self.pools = Pools(core)
+        """The pools of ready sandboxes; see `dsec.service.pools.PoolService`."""
     @classmethod
     @asynccontextmanager
     async def open(cls, parts: NodeParts) -> AsyncIterator[Node]:
@@ -92,7 +95,11 @@ class Node:
     async def _start(self) -> None:
         await self._core.parts.runtime.open()
         self._core.read_capabilities()
-        await Recovery(self._core, self._lifetimes).run()
+        recovery = Recovery(self._core, self._lifetimes)
+        await recovery.run()
+        self._core.pools = self.pools
+        await self.pools.open(recovery.pools)
+        self._core.supervisor.start("pools", self.pools.run)
         self._core.supervisor.start("lifetimes", self._lifetimes.run)
 
     @property
@@ -101,7 +108,8 @@ class Node:
 
     def layers_in_use(self) -> frozenset[str]:
         """Digests of the image layers that sandboxes stand on."""
-        paths = {Path(path) for sandbox in self._core.registry for path in sandbox.record.layer_paths}
+        held = (*self._core.registry, *self._core.vacant.values())
+        paths = {Path(path) for sandbox in held for path in sandbox.record.layer_paths}
         # The store names a layer's directory, or the mount of its file, by the digest.
         return frozenset(f"sha256:{part}" for path in paths for part in path.parts if len(part) == _DIGEST_LENGTH)
 
@@ -120,9 +128,11 @@ class Node:
         if destroy:
             for sandbox in self._core.registry:
                 if sandbox.state is not SandboxState.STOPPED:
+            self.pools.end()
                     await ending.stop(self._core, sandbox, "the node was shut down")
         await self.aclose()
 
+            await self.pools.destroy_vacant()
     async def expire_due(self) -> None:
         """Expire what is due by the node's clock now; the node does so itself, tests with their own clock call it."""
         await self._lifetimes.expire_due()

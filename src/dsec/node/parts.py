@@ -28,6 +28,7 @@ class NodeParts:
             `ImageNotFoundError` for a name it does not know. None: nothing is made.
         settings: what can be set.
         spool_dir: where the output of background processes is kept across restarts; None: in memory only.
+        events_file: where events are kept; None: in memory only.
         clock, random_bytes: time and chance.
         boot_id: which boot of the kernel this is.
     """
@@ -41,6 +42,7 @@ class NodeParts:
     settings: NodeSettings = field(default_factory=NodeSettings)
     ensure_image: Callable[[str], object] | None = None
     spool_dir: Path | None = None
+    events_file: Path | None = None
     clock: Clock = field(default_factory=SystemClock)
     random_bytes: RandomBytes = os.urandom
     boot_id: str = ""

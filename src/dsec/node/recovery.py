@@ -20,8 +20,9 @@ from dsec.node.ending import fail, take_apart, watch
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.processes import take_over
 from dsec.node.rollback import checkpoint_owner, make_layer, next_generation
-from dsec.node.sandbox import Generation, Sandbox, instance_name
-from dsec.stores.port import ProcessRecord, SandboxRecord
+from dsec.node.sandbox import Generation, Sandbox, instance_name, instance_of
+from dsec.runtimes.port import Instance
+from dsec.stores.port import PoolRecord, ProcessRecord, SandboxRecord, Tenancy
 
 _log = structlog.get_logger(__name__)
 _NEVER_ACKNOWLEDGED = frozenset({SandboxState.PENDING, SandboxState.CREATING})
@@ -39,6 +40,7 @@ class Recovery:
         self._instances: set[str] = set()
         self._layers: set[str] = set()
         self._checkpoints: dict[str, set[str]] = defaultdict(set)
+        self.pools: tuple[PoolRecord, ...] = ()
 
     async def run(self) -> None:
         parts = self._core.parts
@@ -53,12 +55,17 @@ class Recovery:
             owner = checkpoint_owner(name)
             if owner is not None:
                 self._checkpoints[owner].add(name)
+        pools = frozenset(pool.pool_id for pool in content.pools)
         for record in content.sandboxes:
-            if record.state not in _OVER and record.state not in _NEVER_ACKNOWLEDGED:
+            if record.state not in _OVER and record.state not in _NEVER_ACKNOWLEDGED and not _is_waste(record, pools):
                 self._core.slots.claim(record.slot)
         for record in content.sandboxes:
-            await self._recover(record)
+            if record.tenancy is Tenancy.OCCUPIED:
+                await self._recover(record)
+            elif _is_waste(record, pools) or not await self._adopt_berth(record):
+                await parts.journal.exchange(erased=record.sandbox_id)
         await self._discard_unclaimed()
+        self.pools = content.pools
 
     async def _recover(self, record: SandboxRecord) -> None:
         if record.state in _NEVER_ACKNOWLEDGED:
@@ -82,6 +89,23 @@ class Recovery:
         watch(self._core, sandbox)
         self._lifetimes.watch(sandbox)
 
+    async def _adopt_berth(self, record: SandboxRecord) -> bool:
+        """Adopt what stood ready in a pool, if it still is what the journal says: alive, and nothing runs in it."""
+        core, name = self._core, instance_of(record)
+        instance = await core.parts.runtime.adopt(name) if name in self._instances else None
+        if instance is None or record.layer not in self._layers or await _is_used(instance):
+            # Its instance and layer are claimed by nobody now.
+            core.slots.release(record.slot)
+            return False
+        berth = Sandbox(record, core.now_boot_s())
+        berth.generation = Generation(record, instance)
+        berth.settled.set()
+        core.vacant[record.sandbox_id] = berth
+        self._instances.discard(name)
+        self._layers.discard(record.layer)
+        watch(core, berth)
+        return True
+
     async def _give_up(self, sandbox: Sandbox, error: DsecError) -> None:
         """Fail a sandbox that cannot be adopted; that its remains resist must not keep the node from starting."""
         _log.warning("adoption_failed", sandbox_id=sandbox.sandbox_id, error=str(error))
@@ -103,12 +127,12 @@ class Recovery:
         else:
             await self._adopt(sandbox)
         record = sandbox.record
-        self._instances.discard(instance_name(record.sandbox_id, record.generation))
+        self._instances.discard(instance_of(record))
         self._layers -= {record.layer, *sandbox.checkpoints}
 
     async def _adopt(self, sandbox: Sandbox) -> None:
         core, record = self._core, sandbox.record
-        name = instance_name(record.sandbox_id, record.generation)
+        name = instance_of(record)
         instance = await core.parts.runtime.adopt(name) if name in self._instances else None
         if instance is None or record.layer not in self._layers:
             raise RuntimeFailedError(GONE)
@@ -141,10 +165,10 @@ class Recovery:
         """Both generations may exist in part; the new one is made again from the beginning."""
         core, old = self._core, sandbox.record
         new = next_generation(old)
-        new_name = instance_name(new.sandbox_id, new.generation)
+        new_name = instance_of(new)
         sandbox.instances.add(new_name)
         sandbox.layers.add(new.layer)
-        for name in (instance_name(old.sandbox_id, old.generation), new_name):
+        for name in (instance_of(old), new_name):
             await core.parts.runtime.discard(name)
         core.parts.layers.discard(new.layer)
         make_layer(core, old, new.layer)
@@ -171,3 +195,19 @@ class Recovery:
         for directory in self._core.parts.spool_dir.iterdir():
             if directory.name not in kept:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_waste(record: SandboxRecord, pools: frozenset[str]) -> bool:
+    """Whether a record tells of something that belongs to a pool and that nobody may be given any more."""
+    if record.tenancy is Tenancy.OCCUPIED:
+        return False
+    is_ready = record.tenancy is Tenancy.CLEAN and record.state is SandboxState.READY
+    return not is_ready or record.pool not in pools
+
+
+async def _is_used(instance: Instance) -> bool:
+    """Whether commands run in an instance, or it has ended meanwhile."""
+    try:
+        return bool((await instance.fingerprint()).command_groups)
+    except DsecError:
+        return True

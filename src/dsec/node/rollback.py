@@ -21,7 +21,7 @@ from dsec.model.capability import Capability
 from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.node.core import Core, shielded
 from dsec.node.ending import end_use, fail, remove_spool, watch
-from dsec.node.sandbox import Sandbox, instance_name
+from dsec.node.sandbox import Sandbox, instance_of
 from dsec.node.together import together
 from dsec.node.validation import require_capability
 from dsec.stores.port import SandboxRecord
@@ -92,7 +92,7 @@ async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord) -> None:
     old = sandbox.running().instance
     end_use(core, sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was rolled back"))
     # Both are known by name from here on: whatever fails, they are taken apart.
-    sandbox.instances.add(instance_name(new.sandbox_id, new.generation))
+    sandbox.instances.add(instance_of(new))
     sandbox.generation = None
 
     async def end_old() -> None:
@@ -107,8 +107,8 @@ async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord) -> None:
 
 def next_generation(old: SandboxRecord) -> SandboxRecord:
     """The record of the generation that a rollback leads to."""
-    generation = old.generation + 1
-    return msgspec.structs.replace(old, generation=generation, layer=instance_name(old.sandbox_id, generation))
+    new = msgspec.structs.replace(old, generation=old.generation + 1)
+    return msgspec.structs.replace(new, layer=instance_of(new))
 
 
 def make_layer(core: Core, old: SandboxRecord, name: str) -> None:

@@ -28,6 +28,11 @@ def instance_name(sandbox_id: str, generation: int) -> str:
     return f"{sandbox_id}-g{generation}"
 
 
+def instance_of(record: SandboxRecord) -> str:
+    """Name of the instance that a record describes, and of the writable layer of its generation."""
+    return instance_name(record.carrier or record.sandbox_id, record.generation)
+
+
 class Operation:
     """A foreground operation that the end of its generation ends."""
 
@@ -132,7 +137,7 @@ class Sandbox:
         self.processes: dict[str, BackgroundProcess] = {}
         self.sessions: dict[str, Session] = {}
         self.checkpoints: set[str] = set()
-        self.instances = {instance_name(record.sandbox_id, record.generation)}
+        self.instances = {instance_of(record)}
         self.layers = {record.layer}
         self.active = 0
         self.idle_since_boot_s = now_boot_s
@@ -189,7 +194,7 @@ class Sandbox:
             spec=record.spec,
             created_at_s=record.created_wall_s,
             expires_in_s=None if due is None else max(0.0, due - now_boot_s),
-            generation=record.generation,
+            generation=record.generation - record.first_generation,
             cause=record.cause,
             node=node,
             runtime=runtime,

@@ -6,6 +6,7 @@ default; the defaults themselves stand in the struct, once.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,17 @@ class NodeSettings(Value, frozen=True):
         maximum_sandboxes: live sandboxes on this node.
         minimum_free_disk_bytes: below this much room nothing is created.
         minimum_free_memory_bytes: below this much available memory nothing is created.
+        maximum_memory_some: share of the last 10 s in which some task waited for memory; above it nothing is created.
+        maximum_memory_full: the same of all tasks.
+        maximum_io_some: share in which some task waited for a read or write; 1: never refused for it.
+        maximum_io_full: the same of all tasks.
+        maximum_cpu_some: share in which some task waited for a processor; 1: never refused for it.
+        maximum_pids: share of the host's processes above which nothing is created.
+        pool_floor: ready sandboxes of a pool at least.
+        pool_concurrency_share: ready sandboxes of a pool at least, as a share of those in use.
+        pool_recycles_per_core: recycles of a pool in flight, for each core.
+        pool_creations_per_core: creations of a pool in flight, for each core.
+        maximum_events_bytes: size of the file of events, of which one older is kept.
         first_host_id: first host user id that sandboxes may use.
         maximum_command_timeout_s: longest timeout of a command, and the timeout of one that asks for none.
         maximum_output_limit_bytes: most output kept of one stream of one command.
@@ -51,6 +63,17 @@ class NodeSettings(Value, frozen=True):
     maximum_sandboxes: int = 4096
     minimum_free_disk_bytes: int = 1 * GIB
     minimum_free_memory_bytes: int = 256 * MIB
+    maximum_memory_some: float = 0.6
+    maximum_memory_full: float = 0.3
+    maximum_io_some: float = 1.0
+    maximum_io_full: float = 0.9
+    maximum_cpu_some: float = 1.0
+    maximum_pids: float = 0.9
+    pool_floor: int = 20
+    pool_concurrency_share: float = 0.15
+    pool_recycles_per_core: int = 2
+    pool_creations_per_core: int = 2
+    maximum_events_bytes: int = 16 * MIB
     first_host_id: int = 1 << 20
     maximum_command_timeout_s: float = 86_400.0
     maximum_output_limit_bytes: int = 64 * MIB
@@ -79,6 +102,9 @@ class Setting:
         return value
 
 
+_SHARE = "share, 0 to 1"
+
+
 def _row(name: str, unit: str, reason: str) -> Setting:
     return Setting(name=name, unit=unit, reason=reason)
 
@@ -94,6 +120,19 @@ SETTINGS: tuple[Setting, ...] = (
     _row("maximum_sandboxes", "sandboxes", "above the 3,200 that two cores and 24 GiB were shown to hold"),
     _row("minimum_free_disk_bytes", "bytes", "the journal and running sandboxes must be able to go on writing"),
     _row("minimum_free_memory_bytes", "bytes", "a creation on a host without memory kills somebody else's process"),
+    _row("maximum_memory_some", _SHARE, "a host that often waits for memory has begun to reclaim what is in use"),
+    _row(
+        "maximum_memory_full", _SHARE, "when nothing runs for want of memory, one more makes all slower and none faster"
+    ),
+    _row("maximum_io_some", _SHARE, "some wait for the disk is normal: no bound"),
+    _row("maximum_io_full", _SHARE, "when everything waits for the disk, a creation would time out"),
+    _row("maximum_cpu_some", _SHARE, "waiting for a processor is the normal state of an overcommitted node: no bound"),
+    _row("maximum_pids", _SHARE, "the node itself must be able to fork"),
+    _row("pool_floor", "sandboxes", "the training report's floor"),
+    _row("pool_concurrency_share", _SHARE, "the training report's share"),
+    _row("pool_recycles_per_core", "recycles", "the training report's; more only queue for the processor"),
+    _row("pool_creations_per_core", "creations", "as many as the container runtime starts side by side"),
+    _row("maximum_events_bytes", "bytes", "about 100,000 events, hours of a busy node"),
     _row("first_host_id", "user id", "above the ids of users and of the usual /etc/subuid ranges' beginning"),
     _row("maximum_command_timeout_s", "seconds", "every operation has a deadline; a day is the default lifetime"),
     _row("maximum_output_limit_bytes", "bytes", "kept output is held in the node's memory"),
@@ -134,6 +173,8 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, str]:
 def _parse(setting: Setting, text: str) -> str | int | float:
     if isinstance(setting.default, str):
         return text
+    if setting.unit == _SHARE:
+        return _share(setting, text)
     if setting.unit == "bytes":
         return _positive(setting, parse_size(text), text)
     if isinstance(setting.default, float):
@@ -141,6 +182,16 @@ def _parse(setting: Setting, text: str) -> str | int | float:
     if not text.strip().isdigit():
         raise InvalidRequestError(f"{setting.name} must be a whole number, not {text!r}")
     return _positive(setting, int(text), text)
+
+
+def _share(setting: Setting, text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise InvalidRequestError(f"{setting.name} must be a share from 0 to 1, or a percentage, not {text!r}")
+    return share
 
 
 def _positive(setting: Setting, value: float, text: str) -> float:

@@ -14,6 +14,7 @@ from dsec.pools.actions import PoolAction, Trouble, Warn
 
 _LOW_SHARE = 0.5
 _WELL_SHARE = 0.75
+_BACK_SHARE = 0.25
 _FAILURES_TO_TELL = 3
 _NOTHING: frozenset[Trouble] = frozenset()
 
@@ -62,7 +63,7 @@ class Drain:
         found: set[Trouble] = set()
         if self._was_full and ready < (_WELL_SHARE if Trouble.LOW in self._now else _LOW_SHARE) * level:
             found.add(Trouble.LOW)
-        if self._was_full and not ready and (level > 0 if Trouble.DRAINED not in self._now else waiting > 0):
+        if self._was_full and (ready < _BACK_SHARE * level if Trouble.DRAINED in self._now else waiting > ready):
             found.add(Trouble.DRAINED)
         if at_cap and waiting:
             found.add(Trouble.CAP_REACHED)

@@ -76,6 +76,7 @@ class Pool:
         return ready_level(
             self.policy,
             arrival_rate_per_s=self._arrivals.per_s(now_s),
+            dispersion=self._arrivals.dispersion(now_s),
             hold_time_s=self._hold_s.mean(),
             recycle_time_s=self._recycle_s.mean() or 0.0,
             concurrency=len(self._in_use) + len(self._waiting),
@@ -286,8 +287,6 @@ class Pool:
 
     def _high(self, level: int) -> int:
         """Ready sandboxes above this are too many."""
-        if self.policy.fixed_level is not None:
-            return level
         return level + max(1, math.ceil(self.policy.slack_share * level)) if level else 0
 
     def _create(self, level: int, now_s: float, out: list[PoolAction]) -> None:

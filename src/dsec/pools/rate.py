@@ -13,42 +13,64 @@ _BUCKET_S = 1.0
 
 
 class RateWindow:
-    """Count events and tell their rate.
+    """Count events; tell their rate and how unevenly they come.
 
     Args:
         window_s: how far back it looks.
         least_s: shortest time that a rate is taken over.
     """
 
-    __slots__ = ("_buckets", "_least_s", "_since_s", "_total", "window_s")
+    __slots__ = ("_buckets", "_least_s", "_since_s", "_squares", "_total", "window_s")
 
     def __init__(self, window_s: float, *, least_s: float) -> None:
         self.window_s = window_s
         self._least_s = min(least_s, window_s)
-        self._buckets: deque[list[float]] = deque()
+        self._buckets: deque[list[int]] = deque()
         self._total = 0
+        self._squares = 0
         self._since_s: float | None = None
 
     def add(self, now_s: float, count: int = 1) -> None:
         """Count `count` events at `now_s`; a time before the last one counts as the last one."""
         if self._since_s is None:
             self._since_s = now_s
-        bucket = now_s // _BUCKET_S
-        if self._buckets and self._buckets[-1][0] >= bucket:
-            self._buckets[-1][1] += count
-        else:
-            self._buckets.append([bucket, count])
+        bucket = int(now_s // _BUCKET_S)
+        if not self._buckets or self._buckets[-1][0] < bucket:
+            self._buckets.append([bucket, 0])
+        last = self._buckets[-1]
+        self._squares += count * (2 * last[1] + count)
         self._total += count
+        last[1] += count
+
+    def _forget(self, now_s: float) -> None:
+        oldest = (now_s - self.window_s) // _BUCKET_S
+        while self._buckets and self._buckets[0][0] <= oldest:
+            count = self._buckets.popleft()[1]
+            self._total -= count
+            self._squares -= count * count
+
+    def _length_s(self, now_s: float) -> float:
+        assert self._since_s is not None
+        return min(self.window_s, max(now_s - self._since_s, self._least_s))
 
     def per_s(self, now_s: float) -> float:
         """Return the rate over the window that ends at `now_s`."""
         if self._since_s is None:
             return 0.0
-        oldest = (now_s - self.window_s) // _BUCKET_S
-        while self._buckets and self._buckets[0][0] <= oldest:
-            self._total -= int(self._buckets.popleft()[1])
-        age_s = now_s - self._since_s
-        return self._total / min(self.window_s, max(age_s, self._least_s))
+        self._forget(now_s)
+        return self._total / self._length_s(now_s)
+
+    def dispersion(self, now_s: float) -> float:
+        """Return the variance of the counts of a second over their mean: 1 for independent events, n for groups of n
+        that come together; 0 when nothing came."""
+        if self._since_s is None:
+            return 0.0
+        self._forget(now_s)
+        if not self._total:
+            return 0.0
+        seconds = self._length_s(now_s) / _BUCKET_S
+        mean = self._total / seconds
+        return max(0.0, (self._squares / seconds - mean * mean) / mean)
 
 
 class MeanOfLast:

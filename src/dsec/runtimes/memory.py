@@ -28,7 +28,7 @@ from dsec.runtimes.memory_files import MemoryFiles
 from dsec.runtimes.memory_process import MemoryProcess
 from dsec.runtimes.memory_shell import find_program
 from dsec.runtimes.memory_tree import Tree, resolve_user
-from dsec.runtimes.port import Files, Instance, LaunchRequest, Process, SpawnRequest
+from dsec.runtimes.port import Files, Fingerprint, Instance, LaunchRequest, Process, SpawnRequest
 
 _ABSENT = frozenset({Capability.NETWORK_ALLOW, Capability.DISK_QUOTA, Capability.CHECKPOINT})
 _LIMITS = {
@@ -55,6 +55,8 @@ class MemoryInstance:
         self._cause = ""
         self._terminated = False
         self._tasks = 1
+        self.host_name = request.hostname
+        self.mounts: tuple[str, ...] = ()
 
     @property
     def files(self) -> Files:
@@ -126,6 +128,14 @@ class MemoryInstance:
     async def statistics(self) -> SandboxStats:
         self.check_alive()
         return SandboxStats(cpu_s=0.0, memory_bytes=0, memory_peak_bytes=0, processes=self._tasks, oom_kills=0)
+
+    async def fingerprint(self) -> Fingerprint:
+        self.check_alive()
+        return Fingerprint(processes=self._tasks, command_groups=tuple(sorted(self._processes)), mounts=self.mounts)
+
+    async def set_host_name(self, name: str) -> None:
+        self.check_alive()
+        self.host_name = name
 
     async def wait_exited(self) -> str:
         await self._exited.wait()

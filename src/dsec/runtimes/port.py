@@ -90,6 +90,21 @@ class SpawnRequest:
 
 
 class Process(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What can be seen of an instance from outside; two clean ones on the same layers and limits have equal ones.
+
+    Attributes:
+        processes: processes and threads, the init included; None where nobody counts.
+        command_groups: groups of commands that exist.
+        mounts: where, of which kind, with which rights and options.
+    """
+
+    processes: int | None
+    command_groups: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+
+
     """One running command and everything it started."""
 
     process_id: str
@@ -267,6 +282,12 @@ class Instance(Protocol):
 
     async def terminate(self) -> None:
         """End everything and remove every trace but the writable layer."""
+
+    async def fingerprint(self) -> Fingerprint:
+        """Look at what runs and what is mounted. Cheap (below a millisecond)."""
+
+    async def set_host_name(self, name: str) -> None:
+        """Give it another host name. Raises `CapabilityMissingError` where that is not possible from outside."""
 
 
 class Runtime(Protocol):

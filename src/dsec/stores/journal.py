@@ -23,9 +23,9 @@ from typing import TypeVar
 import msgspec
 
 from dsec.base.errors import DsecError, HostDiskFullError, NodeUnavailableError, StateCorruptedError
-from dsec.stores.port import REMEMBERED_IDS, JournalContent, ProcessRecord, SandboxRecord
+from dsec.stores.port import REMEMBERED_IDS, JournalContent, PoolRecord, ProcessRecord, SandboxRecord
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE sandbox (sandbox_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE process (
@@ -33,16 +33,20 @@ CREATE TABLE process (
 ) WITHOUT ROWID;
 CREATE TABLE removed (number INTEGER PRIMARY KEY, sandbox_id TEXT NOT NULL);
 """
+_POOLS = "CREATE TABLE pool (pool_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;"
+"""Since version 2, whose sandbox records also tell of pools; records of version 1 are records of version 2."""
 _PUT_SANDBOX = "INSERT OR REPLACE INTO sandbox VALUES (?, ?)"
 _PUT_PROCESS = "INSERT OR REPLACE INTO process VALUES (?, ?, ?)"
 _DELETE_SANDBOX = "DELETE FROM sandbox WHERE sandbox_id = ?"
 _REMEMBER = "INSERT INTO removed (sandbox_id) VALUES (?)"
 _PRUNE = f"DELETE FROM removed WHERE number <= (SELECT max(number) FROM removed) - {REMEMBERED_IDS}"
 _DELETE_PROCESSES = "DELETE FROM process WHERE sandbox_id = ?"
+_PUT_POOL = "INSERT OR REPLACE INTO pool VALUES (?, ?)"
+_DELETE_POOL = "DELETE FROM pool WHERE pool_id = ?"
 _DELETION = (_DELETE_SANDBOX, _DELETE_PROCESSES, _REMEMBER)
 
 _Statement = tuple[str, tuple[str | bytes, ...]]
-_Record = TypeVar("_Record", SandboxRecord, ProcessRecord)
+_Record = TypeVar("_Record", SandboxRecord, ProcessRecord, PoolRecord)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -76,16 +80,22 @@ class SqliteJournal:
             sandboxes = self._connection.execute("SELECT record FROM sandbox ORDER BY sandbox_id").fetchall()
             processes = self._connection.execute("SELECT record FROM process ORDER BY process_id").fetchall()
             removed = self._connection.execute("SELECT sandbox_id FROM removed ORDER BY number").fetchall()
+            pools = self._connection.execute("SELECT record FROM pool ORDER BY pool_id").fetchall()
         except sqlite3.Error as error:
             raise self._translated(error) from error
         return JournalContent(
             sandboxes=tuple(self._decode(row[0], SandboxRecord) for row in sandboxes),
             processes=tuple(self._decode(row[0], ProcessRecord) for row in processes),
             removed=tuple(row[0] for row in removed),
+            pools=tuple(self._decode(row[0], PoolRecord) for row in pools),
         )
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
         await self._write((_PUT_SANDBOX, (record.sandbox_id, _encode(record))))
+
+    async def exchange(self, *records: SandboxRecord, erased: str | None = None) -> None:
+        erasing: tuple[_Statement, ...] = () if erased is None else ((_DELETE_SANDBOX, (erased,)),)
+        await self._write(*erasing, *((_PUT_SANDBOX, (record.sandbox_id, _encode(record))) for record in records))
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         await self._write(*((text, (sandbox_id,)) for text in _DELETION), (_PRUNE, ()))
@@ -95,6 +105,12 @@ class SqliteJournal:
 
     async def delete_processes(self, sandbox_id: str) -> None:
         await self._write((_DELETE_PROCESSES, (sandbox_id,)))
+
+    async def put_pool(self, record: PoolRecord) -> None:
+        await self._write((_PUT_POOL, (record.pool_id, _encode(record))))
+
+    async def delete_pool(self, pool_id: str) -> None:
+        await self._write((_DELETE_POOL, (pool_id,)))
 
     async def close(self) -> None:
         if not self._closed:
@@ -165,8 +181,9 @@ class SqliteJournal:
                 f"{self._path} has version {version}; this program knows versions up to {SCHEMA_VERSION}",
                 resolution="use the newer program that wrote it, or another state directory",
             )
-        if version == 0:
-            connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+        missing = {0: _SCHEMA + _POOLS, 1: _POOLS}.get(version)
+        if missing is not None:
+            connection.executescript(f"BEGIN IMMEDIATE;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
 
     def _decode(self, data: bytes, kind: type[_Record]) -> _Record:
         try:

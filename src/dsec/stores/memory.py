@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from anyio.lowlevel import checkpoint
 
-from dsec.stores.port import REMEMBERED_IDS, JournalContent, ProcessRecord, SandboxRecord
+from dsec.stores.port import REMEMBERED_IDS, JournalContent, PoolRecord, ProcessRecord, SandboxRecord
 
 
 class MemoryJournal:
@@ -17,16 +17,25 @@ class MemoryJournal:
         self._sandboxes: dict[str, SandboxRecord] = {}
         self._processes: dict[tuple[str, str], ProcessRecord] = {}
         self._removed: list[str] = []
+        self._pools: dict[str, PoolRecord] = {}
 
     def load(self) -> JournalContent:
         return JournalContent(
             sandboxes=tuple(self._sandboxes.values()),
             processes=tuple(self._processes.values()),
             removed=tuple(self._removed),
+            pools=tuple(self._pools.values()),
         )
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
         self._sandboxes[record.sandbox_id] = record
+        await checkpoint()
+
+    async def exchange(self, *records: SandboxRecord, erased: str | None = None) -> None:
+        if erased is not None:
+            self._sandboxes.pop(erased, None)
+        for record in records:
+            self._sandboxes[record.sandbox_id] = record
         await checkpoint()
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
@@ -41,6 +50,14 @@ class MemoryJournal:
     async def delete_processes(self, sandbox_id: str) -> None:
         for key in [key for key in self._processes if key[0] == sandbox_id]:
             del self._processes[key]
+        await checkpoint()
+
+    async def put_pool(self, record: PoolRecord) -> None:
+        self._pools[record.pool_id] = record
+        await checkpoint()
+
+    async def delete_pool(self, pool_id: str) -> None:
+        self._pools.pop(pool_id, None)
         await checkpoint()
 
     async def close(self) -> None:

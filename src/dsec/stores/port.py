@@ -11,16 +11,29 @@ Contract of every driver:
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Protocol
 
 from dsec.model.image import ImageConfig
+from dsec.model.pool import PoolPolicy
 from dsec.model.process import ExitStatus
 from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.model.value import Value
 
 REMEMBERED_IDS = 65_536
 """Ids of deleted sandboxes that a journal remembers, so that removing twice is removing once, also after a restart."""
+
+
+class Tenancy(enum.Enum):
+    """Who has an instance. Only what is `CLEAN` may be given to somebody."""
+
+    OCCUPIED = "occupied"
+    """It is a sandbox that was asked for."""
+    CLEAN = "clean"
+    """It belongs to a pool; nothing was ever run in this generation, and it passed its clean check."""
+    USED = "used"
+    """It belongs to a pool and was given back; nobody has made it clean yet."""
 
 
 class SandboxRecord(Value, frozen=True):
@@ -42,6 +55,11 @@ class SandboxRecord(Value, frozen=True):
         deadline_boot_s: end of the maximum lifetime in boot time; None: never.
         cause: why it failed or stopped.
         cause_code: code of the error that operations on a failed sandbox raise.
+        carrier: what its instances and layers are named after, when it came from a pool: the name stays while sandboxes
+            with ids of their own come and go; empty: its own id.
+        first_generation: generation in which it was given to its present owner.
+        pool: the pool that it belongs to; empty: none.
+        tenancy: who has it.
     """
 
     sandbox_id: str
@@ -59,6 +77,24 @@ class SandboxRecord(Value, frozen=True):
     deadline_boot_s: float | None = None
     cause: str = ""
     cause_code: str = ""
+    carrier: str = ""
+    first_generation: int = 0
+    pool: str = ""
+    tenancy: Tenancy = Tenancy.OCCUPIED
+
+
+class PoolRecord(Value, frozen=True):
+    """A pool that somebody set.
+
+    Attributes:
+        pool_id: its name.
+        spec: what its sandboxes are made as.
+        policy: what is set about it.
+    """
+
+    pool_id: str
+    spec: SandboxSpec
+    policy: PoolPolicy
 
 
 class ProcessRecord(Value, frozen=True):
@@ -91,11 +127,13 @@ class JournalContent:
     Attributes:
         sandboxes, processes: the records.
         removed: ids that were deleted, the oldest first; at most `REMEMBERED_IDS`.
+        pools: the pools.
     """
 
     sandboxes: tuple[SandboxRecord, ...]
     processes: tuple[ProcessRecord, ...]
     removed: tuple[str, ...] = ()
+    pools: tuple[PoolRecord, ...] = ()
 
 
 class Journal(Protocol):
@@ -107,6 +145,9 @@ class Journal(Protocol):
     async def put_sandbox(self, record: SandboxRecord) -> None:
         """Write a sandbox, replacing what had its id."""
 
+    async def exchange(self, *records: SandboxRecord, erased: str | None = None) -> None:
+        """Write sandboxes and forget one, all or nothing. The erased id is not remembered: it was nobody's."""
+
     async def delete_sandbox(self, sandbox_id: str) -> None:
         """Forget a sandbox and its processes, but for its id. Idempotent."""
 
@@ -115,6 +156,12 @@ class Journal(Protocol):
 
     async def delete_processes(self, sandbox_id: str) -> None:
         """Forget the processes of a sandbox. Idempotent."""
+
+    async def put_pool(self, record: PoolRecord) -> None:
+        """Write a pool, replacing what had its id."""
+
+    async def delete_pool(self, pool_id: str) -> None:
+        """Forget a pool; its sandboxes' records stay. Idempotent."""
 
     async def close(self) -> None:
         """Finish what was asked for and let go. Idempotent."""

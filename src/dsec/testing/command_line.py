@@ -35,6 +35,9 @@ class RoomyHost:
     def free_memory_bytes(self) -> int:
         return 1 << 40
 
+    def stalls(self) -> dict[str, float]:
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class Dsec:

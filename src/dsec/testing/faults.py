@@ -15,7 +15,7 @@ from dsec.base.errors import RuntimeFailedError
 from dsec.model.sandbox import SandboxState
 from dsec.node.node import Node
 from dsec.node.parts import NodeParts
-from dsec.node.sandbox import instance_name
+from dsec.node.sandbox import instance_of
 from dsec.testing.memory_node import MemoryHost
 
 _STEPS = frozenset(
@@ -24,6 +24,7 @@ _STEPS = frozenset(
         "reattach",
         "create", "branch", "checkpoint",
         "put_sandbox", "delete_sandbox", "put_process", "delete_processes",
+        "exchange", "put_pool", "delete_pool", "set_host_name", "fingerprint",
         "kill",
     }
 )  # fmt: skip
@@ -130,11 +131,12 @@ _HELD = frozenset({SandboxState.READY, SandboxState.PAUSED})
 
 
 async def check_no_leak(host: MemoryHost, node: Node) -> None:
-    """Assert that the host holds exactly what the node's live sandboxes need."""
+    """Assert that the host holds exactly what the node's live sandboxes and what stands ready in its pools need."""
     core = node._core
-    held = [sandbox for sandbox in core.registry if sandbox.generation is not None]
+    everything = [*core.registry, *core.vacant.values()]
+    held = [sandbox for sandbox in everything if sandbox.generation is not None]
     assert {sandbox.state for sandbox in held} <= _HELD
-    names = {instance_name(sandbox.sandbox_id, sandbox.record.generation) for sandbox in held}
+    names = {instance_of(sandbox.record) for sandbox in held}
     assert await host.runtime.instances() == names
     checkpoints = {name for sandbox in held for name in sandbox.checkpoints}
     assert host.layers.names() == names | checkpoints
@@ -142,8 +144,7 @@ async def check_no_leak(host: MemoryHost, node: Node) -> None:
     assert len(set(slots)) == len(slots)
     assert core.slots.taken == frozenset(slots)
     assert host.runtime.used_host_ids == {
-        instance_name(sandbox.sandbox_id, sandbox.record.generation): core.slots.first_host_id(sandbox.record.slot)
-        for sandbox in held
+        instance_of(sandbox.record): core.slots.first_host_id(sandbox.record.slot) for sandbox in held
     }
     recorded = {record.sandbox_id: record for record in host.journal.load().sandboxes}
-    assert recorded == {sandbox.sandbox_id: sandbox.record for sandbox in core.registry}
+    assert recorded == {sandbox.sandbox_id: sandbox.record for sandbox in everything}

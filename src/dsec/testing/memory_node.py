@@ -28,12 +28,16 @@ class FakeHost:
 
     disk_bytes: int = 100 * GIB
     memory_bytes: int = 16 * GIB
+    shares: dict[str, float] = field(default_factory=dict)
 
     def free_disk_bytes(self) -> int:
         return self.disk_bytes
 
     def free_memory_bytes(self) -> int:
         return self.memory_bytes
+
+    def stalls(self) -> dict[str, float]:
+        return self.shares
 
 
 class CountingBytes:
@@ -44,7 +48,8 @@ class CountingBytes:
 
     def __call__(self, length: int) -> bytes:
         self._count += 1
-        return self._count.to_bytes(8, "little").ljust(length, b"\0")[:length]
+        # An id shows each byte as one of 33 symbols: with fewer than that in each, no two counts look the same.
+        return bytes(self._count // 32**place % 32 for place in range(length))
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 
 from dsec.base.errors import CapabilityMissingError, SandboxExitedError
+from dsec.linux.uts import set_host_name
 from dsec.model.process import Stream, TerminalSize
 from dsec.model.sandbox import SandboxStats
 from dsec.runtimes.container.bundle import ProcessIdentity, process_document
@@ -29,6 +30,7 @@ from dsec.runtimes.container.command import (
 from dsec.runtimes.container.durable import DurableProcess
 from dsec.runtimes.container.failures import host_error, process_limit_error
 from dsec.runtimes.container.files import ContainerFiles
+from dsec.runtimes.container.fingerprint import read_fingerprint
 from dsec.runtimes.container.group import CommandGroup
 from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.container.output import Drain, OutputReader
@@ -41,7 +43,7 @@ from dsec.runtimes.container.terminal import ConsoleSocket, open_terminal
 from dsec.runtimes.container.ungrouped import EVERYTHING
 from dsec.runtimes.container.users import ResolvedUser, resolve_user
 from dsec.runtimes.container.waiting import wait_empty, wait_frozen
-from dsec.runtimes.port import Process, SpawnRequest
+from dsec.runtimes.port import Fingerprint, Process, SpawnRequest
 
 _ROOT = ResolvedUser(uid=0, gid=0, home="/root")
 _SWEPT_GROUPS = 4
@@ -349,6 +351,25 @@ class ContainerInstance:
             io_pressure=usage.pressure.get("io"),
             oom_kills=usage.oom_kills,
         )
+
+    async def fingerprint(self) -> Fingerprint:
+        self._require_alive()
+        try:
+            return read_fingerprint(self.init_pid, self._cgroups, self.instance_id)
+        except OSError as error:
+            raise SandboxExitedError(f"{self.instance_id}: its init has ended", detail=str(error)) from error
+
+    async def set_host_name(self, name: str) -> None:
+        self._require_alive()
+        if self._program.flavour.own_kernel:
+            raise CapabilityMissingError(
+                f"{self._program.flavour.name} gives an instance no other host name once it runs",
+                resolution="use crun or runc",
+            )
+        try:
+            set_host_name(self.init_pid, name)
+        except OSError as error:
+            raise host_error(error, f"cannot set the host name of {self.instance_id}") from error
 
     async def wait_exited(self) -> str:
         self._require_alive()

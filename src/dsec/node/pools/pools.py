@@ -1,0 +1,205 @@
+"""All pools of a node: who is served by one, what comes back to one, and what can be set about them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import anyio
+import structlog
+
+from dsec.base.errors import DsecError, NotFoundError
+from dsec.images.port import MountedImage
+from dsec.model.event import EventKind, EventReading, NodeEvent
+from dsec.model.pool import PoolChange, PoolInfo, PoolPolicy
+from dsec.model.sandbox import SandboxSpec, SandboxState
+from dsec.node.core import Core
+from dsec.node.creation import load_image
+from dsec.node.pools.berth import occupy, vacate
+from dsec.node.pools.live import LivePool
+from dsec.node.pools.readings import HostReadings
+from dsec.node.sandbox import Sandbox
+from dsec.node.settings import NodeSettings
+from dsec.node.validation import check_spec, resolve_spec
+from dsec.pools import events
+from dsec.pools.bounds import changed
+from dsec.pools.shape import ShapeKey, group_of, pool_id, shape_key, shape_of
+from dsec.stores.port import PoolRecord, SandboxRecord
+
+_log = structlog.get_logger(__name__)
+_TICK_S = 1.0
+_MOST_TRIES = 3
+_GIVABLE = frozenset({SandboxState.READY, SandboxState.PAUSED})
+
+
+class Pools:
+    """The pools of one node. Implements `dsec.service.pools.PoolService`."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._pools: dict[str, LivePool] = {}
+        self._by_shape: dict[ShapeKey, LivePool] = {}
+        self._readings = HostReadings(core)
+        self._ended = False
+
+    # -- starting ---------------------------------------------------------------------------------------------------
+
+    async def open(self, records: Sequence[PoolRecord]) -> None:
+        """Begin with the pools of the journal. What an earlier node left ready, and tenants, are counted again."""
+        for record in records:
+            self._add(record)
+        for carrier, berth in list(self._core.vacant.items()):
+            pool = self._pools.get(berth.record.pool)
+            if pool is not None:
+                pool.tell(events.Adopted(carrier))
+        for sandbox in self._core.registry:
+            pool = self._pools.get(sandbox.record.pool)
+            if pool is not None and sandbox.generation is not None:
+                pool.tell(events.Adopted(sandbox.record.carrier, in_use=True))
+
+    def _add(self, record: PoolRecord) -> LivePool:
+        async def image() -> MountedImage:
+            return await load_image(self._core, record.spec, pool=record.pool_id)
+
+        pool = LivePool(self._core, record, self._core.recorder, image)
+        self._pools[record.pool_id] = pool
+        self._by_shape[shape_key(record.spec)] = pool
+        return pool
+
+    async def run(self) -> None:
+        """Let time pass for every pool, for ever."""
+        while True:
+            for pool in list(self._pools.values()):
+                pool.tell(events.Ticked())
+                self._core.recorder.add(EventKind.READING, pool=pool.pool_id, reading=self._reading(pool))
+            if not self._pools:
+                self._core.recorder.add(EventKind.READING, reading=self._readings.take())
+            self._core.recorder.flush()
+            await anyio.sleep(_TICK_S)
+
+    def end(self) -> None:
+        """Serve nobody and take nothing back any more: the node destroys everything. Pools stay in the journal."""
+        self._ended = True
+        for pool in self._pools.values():
+            pool.closed = True
+
+    async def destroy_vacant(self) -> None:
+        """Destroy what nobody has, after `end`."""
+        for berth in list(self._core.vacant.values()):
+            pool = self._pools.get(berth.record.pool)
+            if pool is not None:
+                await pool.destroy(berth.sandbox_id, "the node was shut down")
+        self._core.recorder.flush()
+
+    def _reading(self, pool: LivePool) -> EventReading:
+        return self._readings.take(pool.info().statistics, pool.record.policy.maximum)
+
+    # -- serving ----------------------------------------------------------------------------------------------------
+
+    def find(self, resolved: SandboxSpec) -> LivePool | None:
+        """Return the pool whose sandboxes are what a resolved spec asks for; None: there is none."""
+        return self._by_shape.get(shape_key(resolved)) if self._by_shape and not self._ended else None
+
+    async def serve(self, pool: LivePool, sandbox: Sandbox, image: MountedImage) -> bool:
+        """Give a sandbox of the pool to `sandbox`, waiting for one if need be; False when the pool is taken away.
+
+        A berth that turns out to be dead is lost to the pool, and the next one is asked for.
+        """
+        pool.see_image(image)
+        resolved = sandbox.record.spec
+        group = group_of(resolved.metadata)
+        for tried in range(_MOST_TRIES):
+            berth = await pool.obtain(sandbox.sandbox_id, group)
+            if berth is None:
+                return False
+            try:
+                with anyio.CancelScope(shield=True):
+                    await occupy(self._core, berth, sandbox, resolved)
+                return True
+            except DsecError as error:
+                pool.lose(berth)
+                if tried + 1 == _MOST_TRIES:
+                    raise
+                _log.warning("berth_not_given", carrier=berth.sandbox_id, error=str(error))
+        return False
+
+    def is_recyclable(self, sandbox: Sandbox) -> bool:
+        """Whether a sandbox that ends goes back to a pool."""
+        pool = self._pools.get(sandbox.record.pool)
+        return (
+            pool is not None
+            and not (self._ended or self._core.closing)
+            and sandbox.generation is not None
+            and sandbox.state in _GIVABLE
+        )
+
+    async def take_back(self, sandbox: Sandbox, cause: str) -> None:
+        """Stop a sandbox and put its berth into the recycle queue. The caller holds its transition."""
+        pool = self._pools[sandbox.record.pool]
+        held_s = max(0.0, self._core.parts.clock.wall_s() - sandbox.record.created_wall_s)
+        berth = await vacate(self._core, pool.record, sandbox, cause)
+        self._core.recorder.add(EventKind.RETURNED, pool=pool.pool_id, sandbox_id=sandbox.sandbox_id, duration_s=held_s)
+        pool.tell(events.Returned(berth.sandbox_id))
+        if pool.closed:
+            pool.close()
+
+    def gone(self, record: SandboxRecord) -> None:
+        """A sandbox of a pool was taken apart."""
+        pool = self._pools.get(record.pool)
+        if pool is not None:
+            pool.gone(record.carrier)
+
+    def shrink(self, reason: str) -> None:
+        """The host needs room: every pool gives up half of what stands ready."""
+        for pool in list(self._pools.values()):
+            ready = pool.info().statistics.ready
+            if ready:
+                pool.tell(events.ShrinkAsked((ready + 1) // 2, reason))
+
+    # -- what can be set --------------------------------------------------------------------------------------------
+
+    async def list_pools(self) -> Sequence[PoolInfo]:
+        """Return all pools, by name."""
+        return [self._pools[name].info() for name in sorted(self._pools)]
+
+    async def set_pool(self, spec: SandboxSpec, change: PoolChange = PoolChange()) -> PoolInfo:
+        """Make the pool of this spec's shape, or set it anew."""
+        core = self._core
+        core.check_open()
+        check_spec(spec)
+        resolved = shape_of(resolve_spec(spec, "sbx-pool", core.settings, core.reports))
+        known = self._by_shape.get(shape_key(resolved))
+        policy = changed(default_policy(core.settings) if known is None else known.record.policy, change)
+        name = pool_id(resolved) if known is None else known.pool_id
+        record = PoolRecord(pool_id=name, spec=resolved if known is None else known.record.spec, policy=policy)
+        if known is None:
+            # An image that is not there is the caller's to know now, not the pool's to stumble over.
+            await load_image(core, resolved, pool=name)
+        await core.parts.journal.put_pool(record)
+        pool = self._pools.get(name) or self._add(record)
+        pool.change(policy)
+        return pool.info()
+
+    async def remove_pool(self, name: str) -> None:
+        """Take a pool away: what stands ready is destroyed, what tasks have is theirs until they end."""
+        pool = self._pools.get(name)
+        if pool is None:
+            raise NotFoundError(f"there is no pool {name[:80]!r}", resolution="`dsec pool ls` shows those there are")
+        await self._core.parts.journal.delete_pool(name)
+        self._pools.pop(name, None)
+        self._by_shape.pop(shape_key(pool.record.spec), None)
+        pool.close()
+
+    async def events(self, *, since_s: float = 0.0, task: str = "") -> Sequence[NodeEvent]:
+        """Return what the node remembers of its creations and pools."""
+        return self._core.recorder.events(since_s=since_s, task=task)
+
+
+def default_policy(settings: NodeSettings, *, cores: int = os.cpu_count() or 1) -> PoolPolicy:
+    """Return what a new pool begins with."""
+    return PoolPolicy(
+        floor=settings.pool_floor,
+        concurrency_share=settings.pool_concurrency_share,
+        recycles_at_once=settings.pool_recycles_per_core * cores,
+        creations_at_once=settings.pool_creations_per_core * cores,
+    )
