@@ -40,11 +40,11 @@ def draw(canvas: Canvas, picture: Bars) -> None:
 
 
 def _draw_bar(canvas: Canvas, row: int, bar: Bar, picture: Bars, longest: float, roles: dict[str, str]) -> None:
-    left = 0.0
+    left, stacked = 0.0, any(len(each.parts) > 1 for each in picture.bars)
     for part in bar.parts:
         width, colour = (
             _scaled(bar, part.value, picture),
-            canvas.palette.colour(part.role, part.label),
+            canvas.palette.colour(part.role, part.label if stacked else ""),
         )
         if len(bar.parts) > 1:
             roles.setdefault(part.label or part.role, colour)
