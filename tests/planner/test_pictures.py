@@ -123,7 +123,8 @@ def test_a_page_holds_the_answer_the_pictures_and_nothing_from_outside(plan_of_e
 def test_what_a_file_says_is_text_on_the_page(plan_of_text):
     page = render_page(
         plan_of_text(
-            'kind = "worksheet"\ntitle = "<script>alert(1)</script>"\n[given]\na = 1\n[calculation.b]\ncalculate = "$a"\n'
+            'kind = "worksheet"\ntitle = "<script>alert(1)</script>"\n'
+            "[given]\na = 1\n[calculation.b]\ncalculate = '$a'\n"
         )
     )
     assert "<script>" not in page
