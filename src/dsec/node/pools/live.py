@@ -212,10 +212,13 @@ class LivePool:
             raise NodeUnavailableError(f"a creation took longer than {_RETRIES.timeout_s:g} s")
         carrier, duration_s = berth.sandbox_id, self._core.now_boot_s() - began_s
         self._recorder.add(EventKind.CREATED, pool=self.pool_id, sandbox_id=carrier, duration_s=duration_s)
-        if self.closed:
-            await self.destroy(carrier, "the pool was removed")
-            raise NodeUnavailableError("the pool was removed")
-        self._expected = await observe(self._core, berth)
+        try:
+            if self.closed:
+                raise NodeUnavailableError("the pool was removed")
+            self._expected = await observe(self._core, berth)
+        except DsecError as error:
+            await self.destroy(carrier, error.brief)
+            raise
         return carrier
 
     async def _recycle(self, carrier: str) -> None:

@@ -355,7 +355,7 @@ class ContainerInstance:
     async def fingerprint(self) -> Fingerprint:
         self._require_alive()
         try:
-            return read_fingerprint(self.init_pid, self._cgroups, self.instance_id)
+            return read_fingerprint(self.init_pid, self._cgroups, self.instance_id, self._record.first_host_id)
         except OSError as error:
             raise SandboxExitedError(f"{self.instance_id}: its init has ended", detail=str(error)) from error
 
