@@ -110,7 +110,7 @@ def free_after_move(
         )
     after = {node: dict(amounts) for node, amounts in free.items()}
     for name, amount in task.items():
-        after[target][name] -= amount
+        after[target][name] = after[target].get(name, 0.0) - amount
         after[source][name] = after[source].get(name, 0.0) + amount
     return after
 

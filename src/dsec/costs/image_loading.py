@@ -153,5 +153,6 @@ def first_tool_end_s(*, start_s: float, missing_gib: float, link_gib_per_s: floa
         the chapter, section 11.2.2
     """
     check_not_negative("start_s", start_s, "s")
+    check_not_negative("missing_gib", missing_gib, "GiB")
     check_not_negative("tool_s", tool_s, "s")
     return start_s + load_bound_s(fetch_gib=0.0, install_gib=missing_gib, link_gib_per_s=link_gib_per_s) + tool_s

@@ -190,12 +190,12 @@ def task_spans(
     """Return every activity of one task; arguments and errors are those of `task_timeline`."""
     _check(rounds, queue_s, prepare_s, commit_s)
     spans = _Spans()
-    spans.add(Activity.QUEUE, 0.0, queue_s)
+    spans.add_unless_empty(Activity.QUEUE, 0.0, queue_s)
     if residency is Residency.KEPT:
         end_s = _kept(spans, rounds, prepare_s, queue_s, overlapped)
     else:
         end_s = _rebuilt(spans, rounds, prepare_s, queue_s, residency is Residency.ON_DEMAND)
-    spans.add(Activity.COMMIT, end_s, end_s + commit_s)
+    spans.add_unless_empty(Activity.COMMIT, end_s, end_s + commit_s)
     return tuple(spans.laid)
 
 
@@ -209,26 +209,29 @@ def _check(rounds: Sequence[RoundTimes], queue_s: float, prepare_s: float, commi
 
 
 class _Spans:
-    """Spans as they are laid down; an environment's empty ones are left out."""
+    """Spans as they are laid down."""
 
     def __init__(self) -> None:
         self.laid: list[Span] = []
 
     def add(self, activity: Activity, start_s: float, end_s: float) -> None:
-        if end_s > start_s or activity in (Activity.MODEL, Activity.TOOL):
-            self.laid.append(Span(activity=activity, start_s=start_s, end_s=end_s))
+        self.laid.append(Span(activity=activity, start_s=start_s, end_s=end_s))
+
+    def add_unless_empty(self, activity: Activity, start_s: float, end_s: float) -> None:
+        if end_s > start_s:
+            self.add(activity, start_s, end_s)
 
 
 def _kept(spans: _Spans, rounds: Sequence[RoundTimes], prepare_s: float, now_s: float, overlapped: bool) -> float:
     """Lay down the rounds of a kept environment from `now_s` on; return when they end."""
     ready_s = now_s + prepare_s
-    spans.add(Activity.PREPARE, now_s, ready_s)
+    spans.add_unless_empty(Activity.PREPARE, now_s, ready_s)
     now_s = now_s if overlapped else ready_s
     for one in rounds:
         call_s = now_s + one.model_s
         tool_s = max(call_s, ready_s)
         spans.add(Activity.MODEL, now_s, call_s)
-        spans.add(Activity.READY, max(now_s, ready_s), tool_s)
+        spans.add_unless_empty(Activity.READY, max(now_s, ready_s), tool_s)
         now_s = tool_s + one.tool_s
         spans.add(Activity.TOOL, tool_s, now_s)
     return now_s
@@ -241,7 +244,8 @@ def _rebuilt(spans: _Spans, rounds: Sequence[RoundTimes], prepare_s: float, now_
         start_s = call_s if on_demand else max(now_s, call_s - prepare_s)
         tool_s = max(call_s, start_s + prepare_s)
         spans.add(Activity.MODEL, now_s, call_s)
-        spans.add(Activity.PREPARE, start_s, tool_s)
+        if prepare_s > 0:
+            spans.add(Activity.PREPARE, start_s, tool_s)
         now_s = tool_s + one.tool_s
         spans.add(Activity.TOOL, tool_s, now_s)
     return now_s

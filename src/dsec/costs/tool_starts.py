@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from dsec.costs.checks import check_count, check_not_negative, check_positive
 
 _ROUNDING = 1e-9
+"""A tool that ends when the next one starts does not run beside it, whatever floating point says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ def tool_starts(*, tools: int, tool_s: float, memory_gib: float, gap_s: float) -
     check_positive("tool_s", tool_s, "s")
     check_not_negative("memory_gib", memory_gib, "GiB")
     check_not_negative("gap_s", gap_s, "s")
-    at_once = tools if gap_s == 0 else min(tools, math.ceil(tool_s / gap_s * (1 - _ROUNDING)))
+    overlap_s = tool_s * (1 - _ROUNDING)
+    at_once = tools if gap_s * (tools - 1) < overlap_s else math.ceil(overlap_s / gap_s)
     return ToolStarts(
         at_once=at_once,
         peak_memory_gib=at_once * memory_gib,
