@@ -1,0 +1,1 @@
+"""Which model service answers a call, and why: pure decisions over what is known of the services."""
