@@ -12,6 +12,8 @@ from dsec.planner.combination import Combination
 from dsec.planner.decision import Decision, Option
 
 _MOST_LINES = 40
+_MOST_LACKING = 10
+_MOST_REASONS = 10
 _COLUMNS = (
     "combination", "replicas", "hosts", "time", "wait", "CPU*s", "GiB*s", "mean GiB", "peak GiB", "cores", "calls",
     "USD/1000", "USD/1000 in time", "in time", "feasible", "lacks",
@@ -23,7 +25,7 @@ def print_decision(decision: Decision) -> None:
     _print_table(decision)
     _print_lacks(decision.options)
     click.echo("\nrecommendation")
-    for reason in decision.reasons:
+    for reason in decision.reasons[:_MOST_REASONS]:
         click.echo(f"  {reason}")
     _print_front(decision)
     _print_levers(decision)
@@ -72,10 +74,10 @@ def _cells(item: Combination) -> tuple[str, ...]:
 
 
 def _print_lacks(options: Sequence[Option]) -> None:
-    lacking = [option for option in options[:_MOST_LINES] if option.shortfalls]
+    lacking = [option for option in options if option.shortfalls]
     if lacking:
         click.echo("\nwhat is lacking")
-    for option in lacking:
+    for option in lacking[:_MOST_LACKING]:
         click.echo(f"  {option.combination.name}")
         for shortfall in option.shortfalls:
             click.echo(f"    {shortfall.text}")
@@ -83,6 +85,8 @@ def _print_lacks(options: Sequence[Option]) -> None:
             click.echo(f"    enough: {option.addition.text}")
         elif not option.is_possible:
             click.echo("    nothing that could be added makes it enough")
+    if len(lacking) > _MOST_LACKING:
+        click.echo(f"  and {len(lacking) - _MOST_LACKING} more; --json has all")
 
 
 def _print_front(decision: Decision) -> None:

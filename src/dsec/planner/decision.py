@@ -17,12 +17,14 @@ class Option:
     """A policy with a service on a kind of host, at its best counts.
 
     Attributes:
+        line: of the table.
         combination: at those counts; where none is feasible, at the largest that are offered.
         shortfalls: what it lacks there.
         addition: the least that would make it feasible; None: it is feasible, or nothing would.
         extended: the combination with the addition; None: there is none.
     """
 
+    line: int
     combination: Combination
     shortfalls: tuple[Shortfall, ...]
     addition: Addition | None

@@ -1,7 +1,8 @@
 """What would change the answer: each input alone, up and down, until another combination is better or the goal is lost.
 
-The counts of every option stay as they were found, with what had to be added: the question is how far the answer
-carries, not what one would buy next. An input is moved by factors from 1/8 to 8; the first change is then bisected.
+The counts of every option stay as they are offered, or, where nothing is feasible as offered, with what had to be
+added: the question is how far the answer carries, not what one would buy next. An input is moved by factors from 1/8 to
+8; the first change is then bisected.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsec.planner.additions import lift_limits
+from dsec.planner.combination import Combination
 from dsec.planner.decision import Lever, Option
 from dsec.planner.figure import Figure
 from dsec.planner.outer import Key, make_outer, numeric
@@ -38,39 +40,41 @@ class Input:
 
 def make_levers(workload: Workload, options: Sequence[Option]) -> tuple[Lever, ...]:
     """Return how far each input may move before the answer changes."""
-    possible = [option for option in options if option.is_possible][:MOST_OPTIONS]
-    if not possible:
+    if not options or not options[0].is_possible:
         return ()
-    judge = _Judge(workload, possible)
-    return tuple(_lever(judge, item) for item in _inputs(workload, possible))
+    offered = options[0].combination.feasible
+    shown = [item.combination if offered else item.best for item in options if offered or item.is_possible]
+    judge = _Judge(workload, shown[:MOST_OPTIONS], lifted=not offered)
+    return tuple(_lever(judge, item) for item in _inputs(workload, judge.combinations))
 
 
 class _Judge:
     """Which of some options is the best, for a workload with one input moved."""
 
-    def __init__(self, workload: Workload, options: Sequence[Option]) -> None:
+    def __init__(self, workload: Workload, combinations: Sequence[Combination], *, lifted: bool) -> None:
         numpy = numeric()
-        self.names = [option.best.name for option in options]
-        self.keys = [
-            Key(policy=item.best.policy, service=item.best.service, sessions=item.best.sessions) for item in options
-        ]
+        self.combinations = combinations
+        self.keys = [Key(policy=item.policy, service=item.service, sessions=item.sessions) for item in combinations]
+        self._lifted = lifted
         hosts = list(workload.hosts)
         self.choice = Choice(
-            row=numpy.arange(len(options)),
-            host=numpy.array([hosts.index(option.best.host) for option in options]),
-            units=numpy.array([option.best.units for option in options]),
-            hosts=numpy.array([option.best.hosts for option in options]),
+            row=numpy.arange(len(combinations)),
+            host=numpy.array([hosts.index(item.host) for item in combinations]),
+            units=numpy.array([item.units for item in combinations]),
+            hosts=numpy.array([item.hosts for item in combinations]),
         )
 
     def answer(self, workload: Workload) -> tuple[str, float]:
         """Return the name of the best option and its cost, and the cost of the first option."""
         numpy = numeric()
-        outer = lift_limits(workload, make_outer(workload, self.keys))
+        outer = make_outer(workload, self.keys)
+        if self._lifted:
+            outer = lift_limits(workload, outer)
         table = evaluate(workload, outer, self.choice)
         usd = numpy.where(table.feasible, table.usd, numpy.inf)
         # The first option wins what is equal, or the answer would flicker with rounding.
         best = int(numpy.argmin(usd - (numpy.arange(len(usd)) == 0) * _CHANGED * numpy.abs(table.usd)))
-        return (self.names[best] if math.isfinite(float(usd[best])) else ""), float(table.usd[0])
+        return (self.combinations[best].name if math.isfinite(float(usd[best])) else ""), float(table.usd[0])
 
 
 def _lever(judge: _Judge, item: Input) -> Lever:
@@ -105,7 +109,7 @@ def _change(judge: _Judge, item: Input, now: str, furthest: float) -> str:
     return f"{edge}: {answer}" if answer else f"{edge}: not feasible as it stands"
 
 
-def _inputs(workload: Workload, options: Sequence[Option]) -> Iterator[Input]:
+def _inputs(workload: Workload, combinations: Sequence[Combination]) -> Iterator[Input]:
     arrivals = workload.arrivals
     yield Input(
         arrivals.rate,
@@ -116,13 +120,13 @@ def _inputs(workload: Workload, options: Sequence[Option]) -> Iterator[Input]:
     for name in workload.classes:
         yield from _of(workload, "classes", name, ("tool", "memory", "deadline", "output"))
         for service in workload.classes[name].model:
-            if not service or any(option.best.service == service for option in options):
+            if not service or any(item.service == service for item in combinations):
                 yield _model(workload, name, service)
-    for name in {option.best.policy for option in options}:
+    for name in sorted({item.policy for item in combinations}):
         yield from _of(workload, "policies", name, ("prepare", "prepare_cpu"))
-    for name in {option.best.service for option in options}:
+    for name in sorted({item.service for item in combinations}):
         yield from _of(workload, "services", name, ("price",))
-    for name in {option.best.host for option in options}:
+    for name in sorted({item.host for item in combinations}):
         yield from _of(workload, "hosts", name, ("cpus", "memory", "price", "cpu_price", "memory_price"))
 
 

@@ -50,11 +50,12 @@ def _option(workload: Workload, outer: Outer, table: Table, index: int, *, look:
     part = take(table, [index])
     combination = combinations(workload, outer, part)[0]
     if combination.feasible:
-        return Option(combination=combination, shortfalls=(), addition=None, extended=None)
+        return Option(line=index, combination=combination, shortfalls=(), addition=None, extended=None)
     addition = None
     if look:
         addition = find_addition(workload, outer, int(table.choice.row[index]), int(table.choice.host[index]))
     return Option(
+        line=index,
         combination=combination,
         shortfalls=tuple(shortfalls(workload, outer, part, 0)),
         addition=addition,

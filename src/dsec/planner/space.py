@@ -16,8 +16,6 @@ MOST_LISTED = 200_000
 """Up to here every combination is computed; beyond, what rises and falls with counts is searched by bisection."""
 MOST_ROWS = 20_000
 """Policies times services times sessions: each costs scalar formulas, about 50 microseconds."""
-MOST_PAIRS = 2_000_000
-"""Rows times counts of hosts: what a search by bisection holds in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +24,10 @@ class Size:
 
     Attributes:
         rows: policies times services times sessions.
-        pairs: rows times counts of hosts.
         combinations: all.
     """
 
     rows: int
-    pairs: int
     combinations: int
 
     @property
@@ -51,13 +47,10 @@ def size_of(workload: Workload) -> Size:
     rows = len(workload.policies) * sessions
     counts = sum(len(item.count.values) for item in hosts)
     replicas = sum(len(item.sessions.values) * len(item.replicas.values) for item in services)
-    size = Size(rows=rows, pairs=rows * counts, combinations=len(workload.policies) * replicas * counts)
+    size = Size(rows=rows, combinations=len(workload.policies) * replicas * counts)
     if rows > MOST_ROWS:
         axes = [item.sessions for item in services]
         raise _too_many(axes, f"{rows:,} rows of policies, services and sessions", MOST_ROWS, rows, size)
-    if not size.is_listed and size.pairs > MOST_PAIRS:
-        axes = [*(item.sessions for item in services), *(item.count for item in hosts)]
-        raise _too_many(axes, f"{size.pairs:,} pairs of rows and host counts", MOST_PAIRS, size.pairs, size)
     return size
 
 

@@ -204,15 +204,20 @@ def _random_times(
 def _burst_times(
     workload: Workload, outer: Outer, choice: Choice, servers: tuple[Floats, Floats]
 ) -> tuple[Floats, Floats]:
-    """Return mean waits and shares in time of bursts; servers that other bursts hold are not there."""
+    """Return mean waits and shares in time of bursts; servers that other bursts hold are not there.
+
+    Where a queue grows the wait counts as none (see `Table`).
+    """
     numpy = numeric()
     column = {name: values[choice.row] for name, values in outer.columns.items()}
     pieces = workload.arrivals.burst
     others = (column["slots_peak"], column["cores_peak"] / numpy.maximum(column["tool_cores"], 1e-12))
-    free = [
-        numpy.where(peak <= count * (1 + SLACK), float(pieces), numpy.clip(count - (peak - pieces), 1.0, pieces))
-        for count, peak in zip(servers, others, strict=True)
-    ]
+    used = (column["slots"], (column["cores"] - column["prepare_cores"]) / numpy.maximum(column["tool_cores"], 1e-12))
+    free = []
+    for count, peak, mean in zip(servers, others, used, strict=True):
+        left = numpy.clip(count - (peak - pieces), 1.0, pieces)
+        alone = (peak <= count * (1 + SLACK)) | (mean > count * (1 + SLACK))
+        free.append(numpy.where(alone, float(pieces), left))
     times = (column["call_s"], column["tool_s"])
     means = [burst_waits_s(pieces, count, time)[0] for count, time in zip(free, times, strict=True)]
     wait_s, share = numpy.zeros(len(choice)), numpy.zeros(len(choice))

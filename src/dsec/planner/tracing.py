@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsec.planner.additions import Addition
-from dsec.planner.combination import THOUSAND, Combination, combinations
+from dsec.planner.combination import THOUSAND, Combination
 from dsec.planner.decision import Decision
 from dsec.planner.dimension import BYTES, CPU, MONEY, PURE, TIME, Dimension
 from dsec.planner.figure import Figure
@@ -79,19 +79,10 @@ class WorkloadFigures:
             table, combination = take(decision.table, [number]), decision.combinations[number]
         else:
             assert option is not None  # `get` and `listed` ask only for names that one of the two knows.
-            table, combination = _line_of(decision, option.combination), option.combination
+            table, combination = take(decision.table, [option.line]), option.combination
         yield from trace(decision, combination, table)
         if option is not None and option.addition is not None:
             yield from _needed(combination.name, option.addition)
-
-
-def _line_of(decision: Decision, wanted: Combination) -> Table:
-    """Return the line of the table that is about a combination beyond those that are listed."""
-    for index in range(len(decision.table)):
-        line = take(decision.table, [index])
-        if combinations(decision.workload, decision.outer, line)[0].name == wanted.name:
-            return line
-    raise LookupError(wanted.name)
 
 
 def given_figures(workload: Workload) -> dict[str, Figure]:
