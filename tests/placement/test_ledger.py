@@ -75,3 +75,13 @@ def test_what_a_caller_was_given_is_kept_before_what_is_ready_before_what_is_beg
     assert keep_one("sbx-1", [begun, ready])[0] == "b"
     assert keep_one("sbx-1", [begun]) == ("a", ())
     assert keep_one("sbx-1", []) == (None, ())
+
+
+def test_a_sandbox_stays_as_long_as_one_scheduler_claims_it() -> None:
+    ledger = CreationLedger()
+    for claimant in ("s0", "s1"):
+        ledger.admit("sbx-1", "content", claimant)
+    assert not ledger.release("sbx-1", "s0")
+    assert ledger.claims("sbx-1") == {"s1"}
+    assert ledger.release("sbx-1", "s1")
+    assert not ledger.release("sbx-2", "s1")

@@ -83,7 +83,10 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
-    """Remove this sandbox from this node: it is not, or no longer, meant to be there.
+    """Withdraw the claim on this sandbox on this node: it is not, or no longer, meant to be there.
+
+    The node removes it when nobody else has a claim (`dsec.placement.ledger`). If it comes from a verdict on
+    duplicates, the node removes it whoever has one.
 
     Attributes:
         sandbox_id: the sandbox.

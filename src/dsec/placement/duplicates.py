@@ -5,6 +5,9 @@ because they did not agree about a shard. On one node the ledger prevents it; ac
 cleared up, by whoever sees both. Everybody must come to the same verdict without talking, so it depends on nothing
 but what nodes report:
 
+A verdict removes a sandbox for good, so it is passed by one instance only, the owner of the task's shard, and only on
+what several reports in a row have shown.
+
 1. what a caller was told of is kept;
 2. of the rest, one that is ready before one that is being created;
 3. of equals, the one whose (id, node) has the greatest hash.
@@ -13,14 +16,13 @@ but what nodes report:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from dsec.model.value import Value
 from dsec.placement.decision import Orphan
 from dsec.placement.hashing import hash64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Value, frozen=True):
     """A node that has the sandbox.
 
     Attributes:

@@ -32,11 +32,16 @@ what it forgets is its overlay (for the length of one round), its trust, and the
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+
+import msgspec
 
 from dsec.base.errors import InvalidStateError
 from dsec.model.value import Value
 from dsec.placement.affinity import NO_AFFINITY, AffinityPolicy, Group, Groups
 from dsec.placement.decision import Orphan, Placement, Reason, Refusal
+from dsec.placement.doubts import Doubts
+from dsec.placement.duplicates import Holder, keep_one
 from dsec.placement.fleet import Fleet, ShapeIndex
 from dsec.placement.load import Increment
 from dsec.placement.node_state import Attempt, NodeState
@@ -94,7 +99,7 @@ class PlacementEngine:
         self._groups = Groups()
         self._attempts: dict[str, Attempt] = {}
         self._answered: deque[str] = deque()
-        self._doubtful: dict[tuple[str, str], str] = {}
+        self._doubts = Doubts(self.policy.remembered)
         self._next_tick_s = float("-inf")
         self._usual_creation_s: float | None = None
         self._placed = self._scanned = self._rejected = self._failed = self._refused = 0
@@ -252,8 +257,8 @@ class PlacementEngine:
         attempt = Attempt(request, node, index.increment, len(tried) + 1, load, reason, tried, now_s)
         node.add(attempt)
         self._attempts[request.sandbox_id] = attempt
-        if self._doubtful:
-            self._doubtful.pop((request.sandbox_id, node.name), None)
+        if self._doubts:
+            self._doubts.settle(request.sandbox_id, node.name)
         self._placed += 1
         if reason is Reason.SCAN:
             self._scanned += 1
@@ -306,7 +311,7 @@ class PlacementEngine:
             self.fleet.heard(state, now_s)
         attempt = self._current(sandbox_id, node)
         if attempt is None:
-            orphan = self._late(sandbox_id, node)
+            orphan = self._doubts.late(sandbox_id, node, now_s)
         else:
             orphan = None
             self._succeeded(attempt, now_s, ticket)
@@ -374,7 +379,9 @@ class PlacementEngine:
         if not elsewhere:
             return self._same_again(attempt, now_s)
         if may_exist:
-            self._doubt(sandbox_id, node, "the creation was not answered, and the sandbox was placed elsewhere")
+            self._doubts.note(
+                sandbox_id, node, "the creation was not answered, and the sandbox was placed elsewhere", now_s
+            )
         return self._elsewhere(attempt, now_s)
 
     def _same_again(self, attempt: Attempt, now_s: float) -> Placement:
@@ -417,7 +424,7 @@ class PlacementEngine:
             attempt.node.trust.failed(now_s, self.policy.trust)
         self._withdraw(attempt, now_s)
         reason = "its failure was reported" if failed else "the request was withdrawn"
-        self._doubt(sandbox_id, attempt.node.name, reason)
+        self._doubts.note(sandbox_id, attempt.node.name, reason, now_s)
         return Orphan(sandbox_id=sandbox_id, node=attempt.node.name, reason=reason)
 
     def ended(self, sandbox_id: str) -> None:
@@ -428,30 +435,29 @@ class PlacementEngine:
 
     # What is left over.
 
-    def reconcile(self, node: str, held: frozenset[str]) -> tuple[Orphan, ...]:
-        """Return what to remove from a node that came back and holds these sandboxes.
+    def reconcile(self, node: str, held: frozenset[str], now_s: float) -> tuple[Orphan, ...]:
+        """Return which claims to withdraw from a node that reports to hold these sandboxes.
 
-        Only what this engine itself sent elsewhere or gave up is removed. A sandbox that it knows nothing of may be
-        another engine's, or its own from before it was started anew, and is left alone.
+        Only what this engine itself sent there and then gave up. A sandbox that it knows nothing of may be another
+        engine's, or its own from before it was started anew, and is left alone. One that it placed elsewhere, and that
+        another engine has here, is a duplicate on which the owner of the shard rules (`rule_on`).
         """
-        orphans = [self._late(sandbox_id, node) for sandbox_id in sorted(held)]
-        for sandbox_id, where in [key for key in self._doubtful if key[1] == node and key[0] not in held]:
-            del self._doubtful[sandbox_id, where]
-        return tuple(orphan for orphan in orphans if orphan is not None)
+        return self._doubts.seen(node, held, now_s)
 
-    def _late(self, sandbox_id: str, node: str) -> Orphan | None:
+    def rule_on(self, sandbox_id: str, holders: Iterable[Holder]) -> tuple[Orphan, ...]:
+        """Return what to remove, whoever claims it, when several nodes hold one sandbox.
+
+        What this engine told its caller is kept. Call it only for sandboxes whose shard this engine's instance owns,
+        and
+        that several reports in a row have shown twice: a duplicate is often about to be cleared up by itself.
+        """
         attempt = self._attempts.get(sandbox_id)
-        if attempt is not None and attempt.node.name == node:
-            return None
-        doubt = self._doubtful.pop((sandbox_id, node), None)
-        if attempt is not None:
-            return Orphan(sandbox_id=sandbox_id, node=node, reason=f"the sandbox was placed on {attempt.node.name}")
-        return None if doubt is None else Orphan(sandbox_id=sandbox_id, node=node, reason=doubt)
-
-    def _doubt(self, sandbox_id: str, node: str, reason: str) -> None:
-        self._doubtful[sandbox_id, node] = reason
-        if len(self._doubtful) > self.policy.remembered:
-            del self._doubtful[next(iter(self._doubtful))]
+        known = attempt.node.name if attempt is not None and attempt.accepted_at_s is not None else None
+        verdict = [
+            msgspec.structs.replace(holder, handed_out=holder.handed_out or holder.node == known) for holder in holders
+        ]
+        _, orphans = keep_one(sandbox_id, verdict)
+        return orphans
 
     def _current(self, sandbox_id: str, node: str) -> Attempt | None:
         attempt = self._attempts.get(sandbox_id)

@@ -5,6 +5,10 @@ for a while, an answer is lost on the way. The sandbox id is the key: asked agai
 answers with what it has. Asked for the same id with another content, it refuses, because one of the two callers would
 get a sandbox that it did not ask for.
 
+Whoever asks has a *claim* on the sandbox. A scheduler that gave the node up and went elsewhere withdraws its own
+claim and no other's: the sandbox goes when nobody claims it any more. Otherwise one scheduler's clearing up would
+take away what the other has promised.
+
 This is the other half of placement. An engine's choice is a proposal; here it is decided. It is pure, and runs in the
 simulator's nodes and in tests as in a live node.
 """
@@ -44,6 +48,7 @@ class _Held:
     content: str
     ticket: int
     entry: Entry
+    claims: set[str]
 
 
 class CreationLedger:
@@ -87,14 +92,20 @@ class CreationLedger:
             )
         return Admission(ticket=held.ticket, known=True, entry=held.entry)
 
-    def admit(self, sandbox_id: str, content: str) -> Admission:
-        """Begin a creation that the node's admission has let in; an id that is there is answered with what is there."""
+    def admit(self, sandbox_id: str, content: str, claimant: str = "") -> Admission:
+        """Begin a creation that the node's admission has let in; an id that is there is answered with what is there.
+
+        Args:
+            sandbox_id, content: see `known`.
+            claimant: who asks; from now on it has a claim.
+        """
         known = self.known(sandbox_id, content)
         if known is not None:
+            self._held[sandbox_id].claims.add(claimant)
             return known
         self.creations_seen += 1
         self._creating += 1
-        self._held[sandbox_id] = _Held(content, self.creations_seen, Entry.CREATING)
+        self._held[sandbox_id] = _Held(content, self.creations_seen, Entry.CREATING, {claimant})
         return Admission(ticket=self.creations_seen, known=False, entry=Entry.CREATING)
 
     def ready(self, sandbox_id: str) -> None:
@@ -103,6 +114,19 @@ class CreationLedger:
         if held is not None and held.entry is Entry.CREATING:
             held.entry = Entry.READY
             self._creating -= 1
+
+    def release(self, sandbox_id: str, claimant: str) -> bool:
+        """Withdraw a claim; return whether nobody is left who wants the sandbox, so that the node has to destroy it."""
+        held = self._held.get(sandbox_id)
+        if held is None:
+            return False
+        held.claims.discard(claimant)
+        return not held.claims
+
+    def claims(self, sandbox_id: str) -> frozenset[str]:
+        """Return who has a claim."""
+        held = self._held.get(sandbox_id)
+        return frozenset(held.claims) if held is not None else frozenset()
 
     def removed(self, sandbox_id: str) -> None:
         """Note that the creation failed or the sandbox is gone; its id may be asked for anew."""
