@@ -275,3 +275,19 @@ async def test_creating_again_with_the_id_of_a_stopped_sandbox_says_that_it_is_o
             await create(node)
         await node.remove(BOX)
         await create(node)
+
+
+async def test_removing_a_failed_sandbox_frees_no_host_ids_that_another_has_got_since() -> None:
+    host = MemoryHost()
+    async with host.node() as node:
+        await create(node)
+        failed = node._core.registry.find(BOX)
+        slot = failed.record.slot
+        await host.runtime.instance(f"{BOX}-g0").end_init("test")
+        while node._core.registry.find(BOX).state is not SandboxState.FAILED or failed.holds_slot:
+            await anyio.lowlevel.checkpoint()
+        await node.create(SandboxSpec(), sandbox_id="sbx-next")
+        assert node._core.registry.find("sbx-next").record.slot == slot
+        await node.remove(BOX)
+        await node.create(SandboxSpec(), sandbox_id="sbx-third")
+        await check_no_leak(host, node)

@@ -39,7 +39,10 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
     sandbox.layers.clear()
     sandbox.checkpoints.clear()
     remove_spool(core, record.sandbox_id, record.generation)
-    core.slots.release(record.slot)
+    if sandbox.holds_slot:
+        # A failed sandbox is taken apart again when it is removed: by then another may have its ids.
+        core.slots.release(record.slot)
+        sandbox.holds_slot = False
     if record.pool and core.pools is not None:
         core.pools.gone(record)
 

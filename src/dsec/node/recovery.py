@@ -76,6 +76,7 @@ class Recovery:
         sandbox.settled.set()
         self._core.registry.add(sandbox)
         if record.state in _OVER:
+            sandbox.holds_slot = False
             return
         async with sandbox.transition:
             if record.state is SandboxState.STOPPING:

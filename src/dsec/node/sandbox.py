@@ -124,6 +124,7 @@ class Sandbox:
         active: operations under way; while there is one the sandbox is not idle.
         idle_since_boot_s: when the last operation ended.
         next_check_boot_s: when the timer looks at it next.
+        holds_slot: its range of host ids is its own; once freed it may be somebody else's.
         forgotten: it was removed, or its creation was undone.
         watch_scope: ends the task that waits for the death of its init.
     """
@@ -142,6 +143,7 @@ class Sandbox:
         self.active = 0
         self.idle_since_boot_s = now_boot_s
         self.next_check_boot_s: float | None = None
+        self.holds_slot = True
         self.forgotten = False
         self.watch_scope: anyio.CancelScope | None = None
 

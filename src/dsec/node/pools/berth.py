@@ -138,7 +138,7 @@ def _moved(core: Core, sandbox: Sandbox, stopped: SandboxRecord, vacant: Sandbox
     for name in sorted(sandbox.checkpoints):
         core.parts.layers.discard(name)
     remove_spool(core, sandbox.sandbox_id, sandbox.record.generation)
-    sandbox.generation = None
+    sandbox.generation, sandbox.holds_slot = None, False
     sandbox.instances, sandbox.layers, sandbox.checkpoints = set(), set(), set()
     sandbox.record = stopped
     core.vacant[berth.sandbox_id] = berth

@@ -29,12 +29,11 @@ from dsec.node.sandbox import Sandbox
 from dsec.pools import actions, events
 from dsec.pools.actions import PoolAction
 from dsec.pools.pool import Pool
-from dsec.pools.retries import RetryPolicy
+from dsec.pools.retries import RetryPolicy, backoff_s
 from dsec.stores.port import PoolRecord, Tenancy
 
 _log = structlog.get_logger(__name__)
 _RETRIES = RetryPolicy()
-_DESTROY_AGAIN_S = 30.0
 
 
 class _Waiter:
@@ -261,6 +260,7 @@ class LivePool:
         """Take a berth apart, however often that takes; until it is gone it counts against the cap."""
         berth = self._core.vacant.get(carrier)
         self._busy.add(carrier)
+        failures = 0
         while berth is not None:
             try:
                 async with berth.transition:
@@ -268,8 +268,9 @@ class LivePool:
                 await self._forget(carrier)
                 break
             except DsecError as error:
-                _log.error("berth_not_destroyed", carrier=carrier, error=str(error))
-                await anyio.sleep(_DESTROY_AGAIN_S)
+                failures += 1
+                _log.error("berth_not_destroyed", carrier=carrier, failures=failures, error=str(error))
+                await anyio.sleep(backoff_s(_RETRIES, failures - 1))
         self._busy.discard(carrier)
         self._recorder.add(EventKind.DESTROYED, pool=self.pool_id, sandbox_id=carrier, text=reason)
         self.tell(events.Gone(carrier, reason))
