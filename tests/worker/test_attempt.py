@@ -26,12 +26,12 @@ from dsec.model.files import FileKind
 from dsec.model.process import CommandRequest, CommandResult
 from dsec.model.sandbox import SandboxState
 from dsec.testing.faulty_service import Box, FaultyService, Node, ran, reward
+from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
 from dsec.worker.attempt import Attempt, AttemptContext
 from dsec.worker.framed_log import FramedLog
 from dsec.worker.policies.port import Policy, PolicyContext, PolicySource
 from dsec.worker.policies.registry import load_policy
-from dsec.worker.result import AttemptResult
 from dsec.worker.settings import RolloutSettings, VerifyIn
 from dsec.worker.tasks.harbor import parse_task
 from dsec.worker.tasks.images import TaskImages

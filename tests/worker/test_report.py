@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsec.verification.attempt_result import AttemptResult, TestsRecord, excerpt
 from dsec.verification.outcome import Outcome, Verdict
+from dsec.verification.stages import Segment, Stage
 from dsec.worker.report.lanes import coalesce, tick_step_s, timeline
 from dsec.worker.report.page import render_report
-from dsec.worker.result import AttemptResult, TestsRecord, excerpt
-from dsec.worker.stages import Segment, Stage
 from dsec.worker.summary import Summary, summarise
 
 HOSTILE = "</pre></script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x00\x1b[31m]]>"

@@ -26,11 +26,11 @@ from dsec.base.errors import (
 from dsec.model.process import CommandRequest, CommandResult
 from dsec.model.sandbox import SandboxSpec
 from dsec.testing.faulty_service import Box, FaultyService, ran, reward
+from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
 from dsec.worker.manifest import make_manifest
 from dsec.worker.output import OutputDirectory, read_results
 from dsec.worker.policies.registry import load_policy
-from dsec.worker.result import AttemptResult
 from dsec.worker.rollout import Rollout, SilentObserver
 from dsec.worker.settings import RolloutSettings, VerifyIn
 from dsec.worker.summary import Summary, exit_code

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from dsec.base.units import format_duration
 from dsec.cli.output import note, print_json, print_table, printable
+from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
+from dsec.verification.stages import Stage
 from dsec.worker.layout import REPORT_NAME
 from dsec.worker.report.lanes import OUTCOME_WORDS, STAGE_WORDS
-from dsec.worker.result import AttemptResult
-from dsec.worker.stages import Stage
 from dsec.worker.summary import Summary
 
 _MOST_PROBLEMS = 10

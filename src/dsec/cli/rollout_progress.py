@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.progress import TimeRemainingColumn as Remaining
 
 from dsec.cli.output import note
+from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
-from dsec.worker.result import AttemptResult
 
 _COLOURS = {
     Outcome.PASSED: "green",

@@ -29,14 +29,15 @@ from dsec.episode.trajectory import TryBegan, TryEnded, encode_event
 from dsec.model.image import ImageConfig
 from dsec.model.sandbox import Lifetime, SandboxSpec, SandboxState
 from dsec.service.port import SandboxService
+from dsec.verification.attempt_result import AttemptResult, TestsRecord, excerpt
 from dsec.verification.faults import Judgement, Phase, judge_error
 from dsec.verification.outcome import Verdict
+from dsec.verification.stages import Stage
 from dsec.worker.framed_log import FramedLog
 from dsec.worker.play import Play, PolicyEnd
 from dsec.worker.policies.port import PolicyContext, PolicySource
-from dsec.worker.result import AttemptResult, TestsRecord, excerpt
 from dsec.worker.settings import RolloutSettings, VerifyIn
-from dsec.worker.stages import Stage, Stopwatch
+from dsec.worker.stages import Stopwatch
 from dsec.worker.tasks.images import TaskImages
 from dsec.worker.tasks.support import task_network, task_resources
 from dsec.worker.tasks.task import Task

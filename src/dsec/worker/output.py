@@ -12,6 +12,7 @@ import msgspec
 from dsec.base.errors import NotFoundError, StateLockedError
 from dsec.episode.frames import scan_frames
 from dsec.episode.tools import CommandOutput
+from dsec.verification.attempt_result import AttemptResult, decode_results, encode_result
 from dsec.verification.outcome import Outcome
 from dsec.worker.framed_log import FramedLog
 from dsec.worker.layout import (
@@ -23,7 +24,6 @@ from dsec.worker.layout import (
     attempt_folder,
 )
 from dsec.worker.manifest import Manifest, read_manifest, settle_manifest, write_durably
-from dsec.worker.result import AttemptResult, decode_results, encode_result
 from dsec.worker.summary import Summary, summarise
 
 

@@ -11,9 +11,10 @@ from dsec.base.errors import CallerError, DsecError
 from dsec.episode.round import Decision, Done, History, Round
 from dsec.episode.tools import CommandOutput, ToolResult
 from dsec.episode.trajectory import RoundCommitted, encode_event
+from dsec.verification.stages import Stage
 from dsec.worker.framed_log import FramedLog
 from dsec.worker.policies.port import Policy
-from dsec.worker.stages import Stage, Stopwatch
+from dsec.worker.stages import Stopwatch
 from dsec.worker.tasks.task import Task
 from dsec.worker.toolbox import Toolbox
 

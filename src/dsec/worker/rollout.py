@@ -16,10 +16,10 @@ from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.model.sandbox import SandboxFilter
 from dsec.service.port import SandboxService
+from dsec.verification.attempt_result import AttemptResult
 from dsec.worker.attempt import Attempt, AttemptContext
 from dsec.worker.output import OutputDirectory
 from dsec.worker.policies.port import PolicySource
-from dsec.worker.result import AttemptResult
 from dsec.worker.settings import RolloutSettings
 from dsec.worker.summary import Summary, summarise
 from dsec.worker.tasks.images import ImageBuilder, TaskImages

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dsec.base.clock import Clock
-from dsec.model.value import Value
+from dsec.verification.stages import Segment, Stage
 
 MAXIMUM_SEGMENTS = 200
 """Kept per attempt for the picture; the totals stay exact when more rounds than that were played."""
-
-
-class Stage(enum.Enum):
-    WAIT = "wait"
-    """For an image to be built, or before another try."""
-    CREATE = "create"
-    DECIDE = "decide"
-    """The policy thinks."""
-    TOOLS = "tools"
-    """The policy's calls are carried out."""
-    RECORD = "record"
-    """A round is brought to the disk."""
-    VERIFY = "verify"
-    DESTROY = "destroy"
-
-
-class Segment(Value, frozen=True):
-    """A stretch of one stage, in seconds since the attempt began."""
-
-    stage: Stage
-    start_s: float
-    end_s: float
 
 
 class Stopwatch:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from math import comb
 
 from dsec.model.value import Value
+from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
-from dsec.worker.result import AttemptResult
-from dsec.worker.stages import Stage
+from dsec.verification.stages import Stage
 
 
 class TaskSummary(Value, frozen=True):

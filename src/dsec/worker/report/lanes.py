@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
-from dsec.worker.result import AttemptResult
-from dsec.worker.stages import Segment, Stage
+from dsec.verification.stages import Segment, Stage
 
 LONGEST_GAP_S = 30.0
 """A pause longer than this, and longer than a tenth of the work, is cut out."""

@@ -15,12 +15,12 @@ from html import escape
 from urllib.parse import quote
 
 from dsec.base.units import format_duration
+from dsec.verification.attempt_result import EXCERPT_CHARACTERS, AttemptResult, TestsRecord
 from dsec.verification.outcome import Outcome
+from dsec.verification.stages import Stage
 from dsec.worker.layout import TESTS_OUTPUT_NAME, TRAJECTORY_NAME, task_folder_name
 from dsec.worker.report.lanes import OUTCOME_WORDS, STAGE_WORDS, timeline
 from dsec.worker.report.picture import timeline_svg
-from dsec.worker.result import EXCERPT_CHARACTERS, AttemptResult, TestsRecord
-from dsec.worker.stages import Stage
 from dsec.worker.summary import Summary
 
 MAXIMUM_DETAILED_TASKS = 3_000

@@ -9,7 +9,7 @@ import msgspec
 from dsec.base.errors import StateCorruptedError
 from dsec.model.value import Value
 from dsec.verification.outcome import Outcome, Verdict
-from dsec.worker.stages import Segment
+from dsec.verification.stages import Segment
 
 RESULT_VERSION = 1
 EXCERPT_CHARACTERS = 2_000
