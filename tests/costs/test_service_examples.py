@@ -28,7 +28,7 @@ FILES = {
     "figure-11-43": 10,
     "figure-11-44": 16,
     "figure-11-48": 14,
-    "figure-11-49": 6,
+    "figure-11-49": 33,
     "section-11-3-2-preemption": 3,
     "section-11-3-3-instances": 14,
     "section-11-4-1-model-choice": 14,
@@ -56,3 +56,22 @@ def test_a_worksheet_with_another_price_does_not_hold() -> None:
     assert {check.name for check in plan.checks if not check.holds} == {
         "b_hit.total", "b_at_half.success_cost", "cheaper_from",
     }  # fmt: skip
+
+
+def test_counting_the_tasks_under_way_gives_what_littles_law_gives() -> None:
+    text = (EXAMPLES / "figure-11-49.toml").read_text()
+    figures = make_plan(text, name="figure-11-49.toml").figures
+    spans = {
+        "calls": [(0, 6), (7, 13), (14, 20)],
+        "environments": [(4, 7), (11, 14), (18, 21)],
+        "tools": [(6, 7), (13, 14), (20, 21)],
+    }
+
+    def under_way(what: str, now_tenths: int) -> int:
+        arrivals = range(now_tenths - 300, now_tenths + 1)
+        return sum(10 * a <= now_tenths - t < 10 * b for t in arrivals for a, b in spans[what])
+
+    for now_tenths in (500, 503, 507):
+        assert under_way("calls", now_tenths) == figures["service.concurrency"].value
+        assert under_way("environments", now_tenths) == figures["environments"].value
+        assert under_way("tools", now_tenths) + 3 * figures["preparation_of_a_round"].value == figures["cores"].value
