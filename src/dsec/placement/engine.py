@@ -330,7 +330,9 @@ class PlacementEngine:
         took_s = max(0.0, now_s - attempt.placed_at_s)
         before = attempt.node.trust.score
         attempt.node.trust.succeeded(took_s, self._usual_creation_s, self.policy.trust)
-        self._usual_creation_s = smoothed(self._usual_creation_s, took_s)
+        # A slow node may be a large part of the fleet: bounded, it moves the usual time little.
+        most_s = max(2.0 * (self._usual_creation_s or 0.0), self.policy.trust.slow_least_s)
+        self._usual_creation_s = smoothed(self._usual_creation_s, min(took_s, most_s))
         if attempt.node.trust.score != before or not attempt.node.offered:
             self.fleet.reconsider(attempt.node, now_s)
         self._answered.append(attempt.request.sandbox_id)
@@ -340,7 +342,11 @@ class PlacementEngine:
     def _forget_if_shown(self, attempt: Attempt) -> None:
         view = attempt.node.view
         if attempt.ticket >= 0 and view.creations_seen >= attempt.ticket:
-            attempt.node.drop(attempt)
+            self._lighten(attempt)
+
+    def _lighten(self, attempt: Attempt) -> None:
+        attempt.node.drop(attempt)
+        self.fleet.generation += 1
 
     def rejected(
         self, sandbox_id: str, node: str, now_s: float, *, view: NodeView | None = None
@@ -431,7 +437,7 @@ class PlacementEngine:
         """Forget a sandbox that is gone, so that its id may be used anew."""
         attempt = self._attempts.pop(sandbox_id, None)
         if attempt is not None:
-            attempt.node.drop(attempt)
+            self._lighten(attempt)
 
     # What is left over.
 

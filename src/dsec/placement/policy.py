@@ -67,6 +67,7 @@ class TrustPolicy(Value, frozen=True):
         floor: the least trust.
         surprise_load: a rejection surprises when the node should have been at this load or less.
         slow_factor: see `after_slow`.
+        slow_least_s: what takes less is not slow, whatever the usual time is: the difference between 2 and 10 ms is chance.
         suspend_after: failures in a row after which a node is left out for a while.
         suspend_s: how long, doubled with each further failure.
         suspend_limit_s: the longest.
@@ -80,6 +81,7 @@ class TrustPolicy(Value, frozen=True):
     floor: float = 0.05
     surprise_load: float = 0.9
     slow_factor: float = 4.0
+    slow_least_s: float = 1.0
     suspend_after: int = 3
     suspend_s: float = 10.0
     suspend_limit_s: float = 300.0

@@ -55,7 +55,7 @@ class Trust:
         self.suspended_until_s = float("-inf")
         if creation_s is not None:
             self.creation_s = smoothed(self.creation_s, creation_s)
-            if usual_s is not None and creation_s >= policy.slow_factor * usual_s:
+            if usual_s is not None and creation_s >= max(policy.slow_factor * usual_s, policy.slow_least_s):
                 self._scale(policy.after_slow, policy)
                 return
         self.score += policy.recovery * (1.0 - self.score)
