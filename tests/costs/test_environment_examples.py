@@ -51,3 +51,10 @@ def test_a_worksheet_with_another_number_does_not_hold() -> None:
     text = (EXAMPLES / "example-11-1.toml").read_text().replace('expect = "168 %"', 'expect = "167 %"')
     plan = make_plan(text, name="example-11-1.toml")
     assert [check.name for check in plan.checks if not check.holds] == ["memory_share"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_reader_finds_every_number_given_values_among_them(name: str) -> None:
+    plan = make_plan((EXAMPLES / f"{name}.toml").read_text(), name=f"{name}.toml")
+    seen = {figure.name for figure in plan.printed()} | {check.name for check in plan.checks}
+    assert set(plan.figures) <= seen

@@ -41,5 +41,5 @@ def _worksheet_plan(document: Document) -> Plan:
         figures=computed.figures,
         checks=computed.checks,
         pictures=read_pictures(computed),
-        shown=tuple(name for name, figure in computed.figures.items() if not figure.is_given and name not in expected),
+        shown=tuple(name for name in computed.figures if name not in expected),
     )
