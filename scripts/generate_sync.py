@@ -40,6 +40,7 @@ NAMES = {
     "_async": "_sync",
     "pack_stream": "pack",
     "unpack_stream": "unpack",
+    "save": "save_blocking",
     "SandboxService": "BlockingService",
     "CommandStream": "BlockingCommand",
     "Keeper": "BlockingKeeper",
@@ -113,6 +114,7 @@ from contextlib import contextmanager
 
 {imports}
 from dsec.sdk.bridge import Held, as_async, call, hold, iterate
+from dsec.service.content import ByteStream
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream, SandboxService
 
 
@@ -168,7 +170,7 @@ def service_module() -> str:
 
 def operation(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """Return one blocking method."""
-    arguments = ast.unparse(node.args).replace("AsyncIterable", "Iterable")
+    arguments = ast.unparse(node.args).replace("AsyncIterable[bytes]", "Iterable[bytes] | ByteStream")
     returns = ast.unparse(node.returns) if node.returns else "None"
     names = [argument.arg for argument in node.args.args[1:]]
     keywords = [argument.arg for argument in node.args.kwonlyargs]

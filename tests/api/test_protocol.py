@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,9 @@ from anyio.abc import SocketStream
 from dsec.api.protocol import BODY_AHEAD_BYTES
 from dsec.api.server import TcpAddress, serve
 from dsec.base.errors import PathNotFoundError
+from dsec.linux.pipes import Pipe
 from dsec.model.files import FileInfo, FileKind
+from dsec.service.content import ByteStream, GeneratedStream
 
 pytestmark = pytest.mark.anyio
 
@@ -25,9 +27,14 @@ TARGET = "/v1/sandboxes/sbx-1/files?path=/x"
 
 
 class Sink:
-    """Takes in files, and says what it got by its size and, in the name, by its hash."""
+    """Takes in files, and says what it got by its size and, in the name, by its hash.
 
-    def __init__(self) -> None:
+    Args:
+        by_pipe: take all that comes after the first piece through a pipe.
+    """
+
+    def __init__(self, *, by_pipe: bool = False) -> None:
+        self.by_pipe = by_pipe
         self.taken_bytes = 0
         self.takes = anyio.Event()
         self.refuses = False
@@ -39,7 +46,7 @@ class Sink:
         await self.takes.wait()
         digest = hashlib.sha256()
         try:
-            async for piece in content:
+            async for piece in self._pieces(content):
                 digest.update(piece)
                 self.taken_bytes += len(piece)
         except BaseException:
@@ -49,15 +56,25 @@ class Sink:
             name=digest.hexdigest(), path=path, kind=FileKind.FILE, size_bytes=self.taken_bytes, mode=0o644, uid=0
         )
 
+    async def _pieces(self, content: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        async for piece in content:
+            yield piece
+            if self.by_pipe:
+                break
+        assert isinstance(content, ByteStream)
+        with Pipe() as pipe:
+            while count := await content.fill(pipe):
+                yield pipe.take(count)
+
     async def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
         for start in range(0, len(LONG), 100_000):  # Pieces on both sides of what is sent past the transport.
             yield LONG[start : start + 100_000]
             yield b""
 
 
-@pytest.fixture
-def sink() -> Sink:
-    sink = Sink()
+@pytest.fixture(params=["as bytes", "by pipe"])
+def sink(request: pytest.FixtureRequest) -> Sink:
+    sink = Sink(by_pipe=request.param == "by pipe")
     sink.takes.set()
     return sink
 
@@ -194,7 +211,55 @@ async def test_a_writer_that_does_not_write_holds_the_client_back(sink: Sink) ->
     assert sink.taken_bytes == 64 << 20
 
 
-async def test_a_long_answer_arrives_in_order_and_the_connection_serves_on(sink: Sink) -> None:
+class PipedSource(Sink):
+    """Gives a file through pipes of any filling."""
+
+    def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
+        return GeneratedStream(self._content())
+
+    async def _content(self) -> AsyncGenerator[bytes | int, Pipe | None]:
+        pipe = yield 0
+        at, size = 0, 100_000
+        while at < len(LONG):
+            data = LONG[at : at + size]
+            count = len(data) if pipe is None else pipe.put(data)
+            at, size = at + count, size * 2 + 1
+            pipe = yield data if pipe is None else count
+
+
+async def test_a_client_that_goes_away_while_an_answer_is_moved_ends_it() -> None:
+    closed = anyio.Event()
+
+    class Endless(PipedSource):
+        async def _content(self) -> AsyncGenerator[bytes | int, Pipe | None]:
+            pipe = yield 0
+            try:
+                while True:
+                    data = bytes(200_000)
+                    pipe = yield data if pipe is None else pipe.put(data)
+            finally:
+                closed.set()
+
+    async with connection(Endless()) as stream:
+        await stream.send(head("GET", ""))
+        await stream.receive()
+        await stream.aclose()
+        await closed.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece_bytes", [1, 100, 70_001])
+async def test_a_body_in_any_chunks_arrives_whole(sink: Sink, piece_bytes: int) -> None:
+    body = LONG[: 20_000 * min(piece_bytes, 20)]
+    async with connection(sink) as stream, anyio.create_task_group() as group:
+        group.start_soon(stream.send, put(body, is_chunked=True, piece_bytes=piece_bytes))
+        (answer,) = await responses(stream, 1)
+    assert hashlib.sha256(body).hexdigest().encode() in answer
+
+
+@pytest.mark.parametrize("source", [Sink, PipedSource])
+async def test_a_long_answer_arrives_in_order_and_the_connection_serves_on(source: type[Sink]) -> None:
+    sink = source()
     data = b""
     async with connection(sink) as stream:
         for _ in range(2):

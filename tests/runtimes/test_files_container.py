@@ -10,7 +10,7 @@ import signal
 import socket
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -28,15 +28,18 @@ from dsec.base.errors import (
     UnsupportedFileError,
 )
 from dsec.linux.identity import file_identity
+from dsec.linux.pipes import Pipe
 from dsec.model.files import FileChangeKind, FileKind
 from dsec.runtimes.container.file_errors import file_error
 from dsec.runtimes.container.files import ContainerFiles
 from dsec.runtimes.container.root import RootHandle
 from dsec.runtimes.container.tarpack import CHANGED, LEFT_OUT
-from dsec.runtimes.port import WriteMode
+from dsec.runtimes.port import Reader, WriteMode
 from dsec.testing.files_suite import (
     FilesSuite,
     archive_of,
+    drain_all,
+    fill_all,
     make_archive,
     member,
     read_all,
@@ -247,20 +250,44 @@ async def test_an_upload_that_is_cut_off_is_an_error_and_leaves_no_half_file(fil
     assert [info.name for info in await files.list("/tmp/d")] == ["a"]
 
 
-async def test_a_file_that_shrinks_is_filled_and_named(files: ContainerFiles, root: Path) -> None:
+@pytest.mark.parametrize("take_all", [read_all, fill_all])
+async def test_a_file_that_shrinks_is_filled_and_named(
+    files: ContainerFiles, root: Path, take_all: Callable[[Reader], Awaitable[bytes]]
+) -> None:
     with as_guest_root():
         (root / "tmp/d").mkdir()
         (root / "tmp/d/f").write_bytes(b"x" * (16 << 20))
     reader = await files.download("/tmp/d")
     start = await reader.read(1 << 20)
     os.truncate(root / "tmp/d/f", 100)
-    with archive_of(start + await read_all(reader)) as archive:
+    with archive_of(start + await take_all(reader)) as archive:
         assert archive.getmember("f").size == 16 << 20
         assert archive.extractfile("f").read().endswith(bytes(1 << 20))  # type: ignore[union-attr]
         assert json.loads(archive.getmember(".").pax_headers[CHANGED]) == ["f"]
 
 
-async def test_a_file_that_grows_is_cut_and_named(files: ContainerFiles, root: Path) -> None:
+async def test_a_file_that_shrinks_while_it_is_moved_ends_where_it_ends(files: ContainerFiles, root: Path) -> None:
+    with as_guest_root():
+        (root / "tmp/f").write_bytes(b"x" * (4 << 20))
+    reader = await files.open_read("/tmp/f")
+    start = await reader.read(65_536)
+    with Pipe() as pipe:
+        start += pipe.take(await reader.fill(pipe))
+    os.truncate(root / "tmp/f", len(start) + 10)
+    assert await fill_all(reader) == b"x" * 10
+
+
+async def test_an_archive_that_is_cut_off_in_a_pipe_leaves_no_half_file(files: ContainerFiles) -> None:
+    archive = make_archive([(member("a"), b"1"), (member("b"), b"x" * 1_000_000)])
+    with pytest.raises(InvalidRequestError, match="cut off"):
+        await drain_all(await files.upload("/tmp/d"), archive[:500_000])
+    assert [info.name for info in await files.list("/tmp/d")] == ["a"]
+
+
+@pytest.mark.parametrize("take_all", [read_all, fill_all])
+async def test_a_file_that_grows_is_cut_and_named(
+    files: ContainerFiles, root: Path, take_all: Callable[[Reader], Awaitable[bytes]]
+) -> None:
     with as_guest_root():
         (root / "tmp/d").mkdir()
         (root / "tmp/d/f").write_bytes(b"x" * (16 << 20))
@@ -268,7 +295,7 @@ async def test_a_file_that_grows_is_cut_and_named(files: ContainerFiles, root: P
     start = await reader.read(1 << 20)
     with open(root / "tmp/d/f", "ab") as file:
         file.write(b"more")
-    with archive_of(start + await read_all(reader)) as archive:
+    with archive_of(start + await take_all(reader)) as archive:
         assert archive.extractfile("f").read() == b"x" * (16 << 20)  # type: ignore[union-attr]
         assert json.loads(archive.getmember(".").pax_headers[CHANGED]) == ["f"]
 
@@ -288,6 +315,14 @@ async def test_a_full_disk_names_the_quota_and_leaves_what_was_there(tmp_path: P
         assert await read_file(files, "/tmp/a") == b"before"
         with pytest.raises(SandboxDiskFullError) as caught:
             await upload(files, "/tmp/d", make_archive([(member("f"), b"x" * (8 << 20))]))
+        assert "4.0 MiB" in caught.value.detail
+        for mode in (WriteMode.REPLACE, WriteMode.APPEND):
+            with pytest.raises(SandboxDiskFullError) as caught:
+                await drain_all(await files.open_write("/tmp/a", mode=mode), b"x" * (8 << 20))
+            assert "4.0 MiB" in caught.value.detail
+            assert await read_file(files, "/tmp/a") == b"before"
+        with pytest.raises(SandboxDiskFullError) as caught:
+            await drain_all(await files.upload("/tmp/d"), make_archive([(member("f"), b"x" * (8 << 20))]))
         assert "4.0 MiB" in caught.value.detail
         await write_file(files, "/tmp/b", b"x" * (2 << 20))
         files.close()

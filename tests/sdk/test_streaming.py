@@ -15,9 +15,12 @@ import pytest
 
 from dsec.api import wire
 from dsec.base.errors import NodeUnavailableError, PathNotFoundError, UnknownOutcomeError
+from dsec.linux.pipes import Pipe
 from dsec.model.files import FileInfo, FileKind
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
+from dsec.service.content import GeneratedStream
+from dsec.service.local import LocalFile, save
 
 pytestmark = pytest.mark.anyio
 
@@ -94,32 +97,64 @@ def chunks(data: bytes, size: int) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
 
+Take = Callable[[HttpService], Awaitable[bytes]]
+
+
 async def content_of(service: HttpService) -> bytes:
     return b"".join([piece async for piece in service.read_file("sbx-1", "/x")])
+
+
+async def piped_content_of(service: HttpService) -> bytes:
+    """All of it through a pipe."""
+    content = service.read_file("sbx-1", "/x")
+    parts = []
+    with Pipe() as pipe:
+        while count := await content.fill(pipe):
+            parts.append(pipe.take(count))
+            assert len(parts[-1]) == count
+    return b"".join(parts)
+
+
+async def mixed_content_of(service: HttpService) -> bytes:
+    """Turn by turn as bytes and through a pipe."""
+    content = service.read_file("sbx-1", "/x")
+    parts = [b"x"]
+    with Pipe() as pipe:
+        while parts[-1]:
+            parts.append(await anext(content, b""))
+            parts.append(pipe.take(await content.fill(pipe)))
+    return b"".join(parts[1:])
+
+
+takes = pytest.mark.parametrize("take", [content_of, piped_content_of, mixed_content_of])
 
 
 CHUNKED = b"200 OK\r\nTransfer-Encoding: chunked"
 
 
+@takes
 @pytest.mark.parametrize(("size", "piece_bytes"), [(1000, 1 << 30), (262_144, 70_001), (3 << 20, 9999), (7, 1 << 30)])
-async def test_a_chunked_body_arrives_whole_and_its_connection_is_used_again(size: int, piece_bytes: int) -> None:
+async def test_a_chunked_body_arrives_whole_and_its_connection_is_used_again(
+    size: int, piece_bytes: int, take: Take
+) -> None:
     body = LONG if size > 1000 else LONG[:20_000]
     answer = reply(CHUNKED, chunks(body, size), piece_bytes=piece_bytes)
     script = Script(answer, answer)
     async with script.client() as service:
-        assert await content_of(service) == body
-        assert await content_of(service) == body
+        assert await take(service) == body
+        assert await take(service) == body
     assert script.connections == 1
 
 
-async def test_bodies_of_known_length_of_none_and_until_the_end_arrive_whole(state_dir: Path) -> None:
+@takes
+async def test_bodies_of_known_length_of_none_and_until_the_end_arrive_whole(state_dir: Path, take: Take) -> None:
     script = Script(
         reply(b"200 OK\r\ncontent-length: %d" % len(LONG), LONG),
         reply(b"200 OK\r\ncontent-length: 0"),
         reply(b"100 Continue\r\n\r\nHTTP/1.1 200 OK", LONG, closes=True),
     )
     async with script.client(state_dir / "s") as service:
-        assert [await content_of(service) for _ in range(3)] == [LONG, b"", LONG]
+        assert [await take(service) for _ in range(3)] == [LONG, b"", LONG]
     assert script.connections == 1
 
 
@@ -135,10 +170,11 @@ async def test_bodies_of_known_length_of_none_and_until_the_end_arrive_whole(sta
         reply(b"200 OK\r\nx: " + bytes(65_000)),
     ],
 )
-async def test_a_body_that_breaks_off_or_is_not_http_is_never_taken_for_whole(answer: Answer) -> None:
+@takes
+async def test_a_body_that_breaks_off_or_is_not_http_is_never_taken_for_whole(answer: Answer, take: Take) -> None:
     async with Script(answer).client() as service:
         with pytest.raises(NodeUnavailableError):
-            await content_of(service)
+            await take(service)
 
 
 async def test_a_connection_the_server_has_closed_meanwhile_is_replaced() -> None:
@@ -181,20 +217,60 @@ async def _until_last_chunk(reader: asyncio.StreamReader) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("closes", [False, True])
-async def test_endless_content_that_is_refused_stops_and_the_reason_arrives(closes: bool) -> None:
-    async def endless() -> AsyncIterator[bytes]:
-        while True:
-            yield bytes(65_536)
+async def endless() -> AsyncIterator[bytes]:
+    while True:
+        yield bytes(65_536)
 
+
+async def endless_pipes() -> AsyncGenerator[bytes | int, Pipe | None]:
+    pipe = yield 0
+    while True:
+        pipe = yield bytes(65_536) if pipe is None else pipe.put(bytes(65_536))
+
+
+@pytest.mark.parametrize("content", [endless, lambda: GeneratedStream(endless_pipes())])
+@pytest.mark.parametrize("closes", [False, True])
+async def test_endless_content_that_is_refused_stops_and_the_reason_arrives(
+    closes: bool, content: Callable[[], AsyncIterator[bytes]]
+) -> None:
     body = msgspec.msgpack.encode(wire.error_body(PathNotFoundError("there is no /x")))
     head = b"404 Not Found\r\ncontent-type: application/msgpack\r\ncontent-length: %d" % len(body)
     script = Script(reply(head, body, closes=closes), reply(CHUNKED, chunks(b"x", 1)))
     async with script.client() as service:
         with pytest.raises(PathNotFoundError if not closes else (PathNotFoundError, UnknownOutcomeError)):
-            await service.write_file("sbx-1", "/x", endless())
+            await service.write_file("sbx-1", "/x", content())
         assert await content_of(service) == b"x"
     assert script.connections == 2  # Half a request stands on the first.
+
+
+async def test_a_local_file_is_sent_and_saved_whole_over_either_kind_of_connection(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(LONG)
+    received: list[bytes] = []
+
+    async def in_chunks(reader: asyncio.StreamReader) -> None:
+        data = await _until_last_chunk(reader)
+        while data != b"0\r\n\r\n":
+            size, _, data = data.partition(b"\r\n")
+            received.append(data[: int(size, 16)])
+            data = data[int(size, 16) + 2 :]
+
+    for socket_path in (None, tmp_path / "s"):
+        received.clear()
+        script = Script(written(in_chunks), reply(CHUNKED, chunks(LONG, 1_000_000)))
+        async with script.client(socket_path) as service:
+            await service.write_file("sbx-1", "/x", LocalFile(tmp_path / "source"))
+            assert b"".join(received) == LONG
+            assert await save(service.read_file("sbx-1", "/x"), tmp_path / "target") == len(LONG)
+        assert (tmp_path / "target").read_bytes() == LONG
+
+
+async def test_a_transfer_that_breaks_off_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"before")
+    async with Script(reply(CHUNKED, chunks(LONG, 1 << 20)[:-1], closes=True)).client() as service:
+        with pytest.raises(NodeUnavailableError):
+            await save(service.read_file("sbx-1", "/x"), tmp_path / "target")
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    assert (tmp_path / "target").read_bytes() == b"before"
 
 
 async def test_a_write_cut_midway_is_unknown_and_never_sent_again() -> None:

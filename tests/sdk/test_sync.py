@@ -20,6 +20,7 @@ from dsec import (
     Sandbox,
     SandboxNotFoundError,
 )
+from dsec.base.errors import InvalidRequestError
 from dsec.model.process import Stream
 from dsec.model.sandbox import Lifetime, SandboxState
 
@@ -164,6 +165,23 @@ def test_files_are_written_read_listed_moved_and_removed(box: Sandbox) -> None:
     with pytest.raises(PathNotFoundError):
         box.files.read("/tmp/a/d")
     assert box.files.make_directory("/tmp/new")
+
+
+def test_a_local_file_goes_in_and_comes_out_with_its_permissions(box: Sandbox, tmp_path: Path) -> None:
+    data = os.urandom(1 << 20)
+    (tmp_path / "source").write_bytes(data)
+    (tmp_path / "source").chmod(0o755)
+    assert box.files.write_from("/tmp/up", tmp_path / "source").size_bytes == len(data)
+    assert box.files.stat("/tmp/up").mode == 0o755
+    assert box.files.read_into("/tmp/up", tmp_path / "back") == len(data)
+    assert (tmp_path / "back").read_bytes() == data
+    with pytest.raises(PathNotFoundError, match="missing"):
+        box.files.write_from("/tmp/up", tmp_path / "missing")
+    with pytest.raises(PathNotFoundError):
+        box.files.read_into("/tmp/missing", tmp_path / "back")
+    with pytest.raises(InvalidRequestError, match="not a file"):
+        box.files.write_from("/tmp/up", tmp_path)
+    assert (tmp_path / "back").read_bytes() == data
 
 
 def test_changes_are_heard(box: Sandbox) -> None:

@@ -8,8 +8,8 @@ application adds two middlewares, a regular expression per route and a Request o
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, MutableMapping
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from anyio.lowlevel import checkpoint
 from starlette.websockets import WebSocket
 
 from dsec.api import wire
+from dsec.api.body import RequestBody
 from dsec.api.guard import ClientGoneError, Guard, Receive, Send
 from dsec.api.handlers import EVENT_HANDLERS, OCTET_HANDLERS, VALUE_HANDLERS, Call, filter_of
 from dsec.api.protocol import DIRECT, Direct
@@ -28,6 +29,8 @@ from dsec.api.routes import ROUTES, STREAM_S, Carry, Route, convert_query, deadl
 from dsec.api.terminals import converse, deny
 from dsec.base.errors import DsecError, InvalidRequestError, NotFoundError, UnauthorizedError
 from dsec.base.ids import check_sandbox_id
+from dsec.linux.pipes import Pipe
+from dsec.service.content import ByteStream
 from dsec.service.port import SandboxService
 
 _log = structlog.get_logger("dsec.api")
@@ -37,6 +40,8 @@ ERROR_SEND_S = 5.0
 
 _LONG_PIECE_BYTES = 64 << 10
 """Pieces from here on are sent past the transport, which costs a descriptor once and a system call more."""
+_LONG_BODY_BYTES = 128 << 10
+"""What follows these is moved rather than copied: a pipe costs more than copying them."""
 _YIELD_BYTES = 1 << 20
 """How much is sent before others get their turn, where neither the producer nor the connection ever waits."""
 
@@ -116,6 +121,15 @@ class _Response:
         if self._unyielded_bytes >= _YIELD_BYTES:
             self._unyielded_bytes = 0
             await checkpoint()
+
+    async def pour(self, pipe: Pipe, count: int) -> None:
+        """Send as a piece what a pipe holds."""
+        try:
+            sent = self.direct is not None and await self.direct.send_from(pipe, count)
+        except OSError as error:
+            raise ClientGoneError from error
+        while not sent and (data := pipe.take(count)):
+            await self.chunk(data)
 
     async def event(self, event: object) -> None:
         await self.chunk(wire.encode_event(event, msgpack=self.msgpack))
@@ -219,13 +233,13 @@ class Application:
             with Guard(self._limits.head_s + route.deadline_s, None):
                 call.body = await self._read_value(route, headers, receive)
         elif route.body_carry is not Carry.VALUE:
-            call.body = _read_octets(receive)
+            call.body = RequestBody(receive, response.direct)
         watch = receive if route.ends_with_client and route.body_carry is Carry.VALUE else None
         guard = Guard(deadline_of(route, call.body), watch)
         if route.deadline_s == STREAM_S:
             self._endless.add(guard)
         try:
-            with guard:
+            with guard, response.direct or nullcontext():
                 await _ANSWERS[route.result_carry](route, call, response)
         finally:
             self._endless.discard(guard)
@@ -300,14 +314,33 @@ async def _answer_events(route: Route, call: Call, response: _Response) -> None:
 
 async def _answer_octets(route: Route, call: Call, response: _Response) -> None:
     """Stream bytes. The head waits for the first chunk, so that an error at the start has its own status."""
-    chunks = OCTET_HANDLERS[route.name](call)
-    first = await anext(chunks, b"")
-    await response.begin(wire.TAR if route.result_carry is Carry.TAR else wire.OCTETS)
-    with response.direct or nullcontext():
+    async with _closing(OCTET_HANDLERS[route.name](call)) as chunks:
+        first = await anext(chunks, b"")
+        await response.begin(wire.TAR if route.result_carry is Carry.TAR else wire.OCTETS)
         await response.piece(first)
+        sent_bytes = len(first)
         async for chunk in chunks:
             await response.piece(chunk)
+            sent_bytes += len(chunk)
+            if sent_bytes >= _LONG_BODY_BYTES and response.direct is not None and isinstance(chunks, ByteStream):
+                await _pour_all(chunks, response)
+                break
     await response.end()
+
+
+@asynccontextmanager
+async def _closing(chunks: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
+    try:
+        yield chunks
+    finally:
+        if isinstance(chunks, ByteStream | AsyncGenerator):
+            await chunks.aclose()
+
+
+async def _pour_all(stream: ByteStream, response: _Response) -> None:
+    with Pipe() as pipe:
+        while count := await stream.fill(pipe):
+            await response.pour(pipe, count)
 
 
 async def _answer_upgrade(route: Route, call: Call, response: _Response) -> None:
@@ -325,17 +358,6 @@ _ANSWERS = {
     Carry.TAR: _answer_octets,
     Carry.SOCKET: _answer_upgrade,
 }
-
-
-async def _read_octets(receive: Receive) -> AsyncIterator[bytes]:
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise InvalidRequestError("the client went away before the end of the body")
-        if message["body"]:
-            yield message["body"]
-        if not message.get("more_body"):
-            return
 
 
 async def _too_large(limit: int, receive: Receive) -> Refusal:

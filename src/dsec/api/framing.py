@@ -51,6 +51,16 @@ class BodyDecoder:
         self._trailers = 0
         self.complete = length_bytes == 0
 
+    @property
+    def content_left_bytes(self) -> int:
+        """How many of the next bytes are content for certain: none between chunks."""
+        return self._left
+
+    def skip_content(self, count: int) -> None:
+        """Account for content that went past the decoder: at most `content_left_bytes`."""
+        self._left -= count
+        self.complete = not self._left and not self._chunked
+
     def feed(self, data: memoryview) -> tuple[list[memoryview], int]:
         """Take in what came next.
 
@@ -117,7 +127,15 @@ def _chunk_size(line: bytes) -> int:
 
 def chunk(data: bytes | memoryview) -> tuple[bytes, bytes | memoryview, bytes]:
     """Return the parts of one chunk, to be sent one after the other. `data` is not empty: that would end the body."""
-    return b"%x\r\n" % len(data), data, b"\r\n"
+    return chunk_head(len(data)), data, CHUNK_END
+
+
+def chunk_head(count: int) -> bytes:
+    """Return what stands before a chunk of `count` bytes, at least one."""
+    return b"%x\r\n" % count
+
+
+CHUNK_END = b"\r\n"
 
 
 LAST_CHUNK = b"0\r\n\r\n"

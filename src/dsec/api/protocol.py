@@ -7,7 +7,8 @@ server's work. So, behind uvicorn's back but within its rules:
 - When a head ends where we looked for its end, the body that follows does not pass the parser: `BodyDecoder` finds it,
   and its pieces are handed on as they came. A new parser begins with the next request. Where the head's end was not
   found (it may lie across two reads), the parser does the body too.
-- The application may send a body through `Direct`, found in the scope's extensions, on a duplicate of the socket.
+- The application may send a body through `Direct`, found in the scope's extensions, on a duplicate of the socket, and
+  take a long body from there into a pipe: then its bytes are not copied at all (`dsec.linux.pipes`).
 
 The transport stays with uvicorn: it reads, notices the end, times out and closes.
 """
@@ -17,31 +18,40 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dsec.api.framing import BodyDecoder, FramingError, chunk
-from dsec.api.sending import enlarge_send_buffer, send_parts
+from dsec.api.sending import enlarge_send_buffer, receive_into_pipe, send_chunk_from, send_parts
 from dsec.base.units import MIB
+from dsec.linux.pipes import Pipe
 
 BODY_AHEAD_BYTES = 1 * MIB
 """How much of a body is received ahead of whoever takes it in."""
 DIRECT = "dsec.direct"
 """The scope's extension under which `Direct` is found."""
+_LINE_BYTES = 256
+"""How much is received where a line between chunks is expected."""
 _HEAD_END = b"\r\n\r\n"
 
 
 class Direct:
-    """The connection of one request, to send pieces of a chunked body on without a copy.
+    """The connection of one request, to move long bodies past everything that would copy them.
 
-    The answer's head goes the usual way before, its last chunk after. A context manager: it holds a descriptor.
+    Only pieces of bodies go this way: the answer's head goes the usual way before, its last chunk after. A context
+    manager: it holds a descriptor.
+
+    Attributes:
+        body: the request's long body, if it has one.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._connection: socket.socket | None = None
+        self.body: LongBody | None = None
 
     def __enter__(self) -> Direct:
         return self
@@ -51,18 +61,39 @@ class Direct:
             self._connection.close()
             self._connection = None
 
+    def _opened(self) -> socket.socket:
+        if self._connection is None:
+            self._connection = _duplicate(self._transport)
+        return self._connection
+
+    def _may_send(self) -> bool:
+        return not self._transport.get_write_buffer_size() and not self._transport.is_closing()
+
     async def send(self, data: bytes) -> bool:
         """Send one chunk. Returns whether that was possible now: not while the transport itself has data to send.
 
         Raises:
             OSError: the client has gone.
         """
-        if self._transport.get_write_buffer_size() or self._transport.is_closing():
+        if not self._may_send():
             return False
-        if self._connection is None:
-            self._connection = _duplicate(self._transport)
-        await send_parts(self._connection, chunk(data))
+        await send_parts(self._opened(), chunk(data))
         return True
+
+    async def send_from(self, pipe: Pipe, count: int) -> bool:
+        """As `send`, for `count` bytes that a pipe holds."""
+        if not self._may_send():
+            return False
+        await send_chunk_from(self._opened(), pipe, count)
+        return True
+
+    async def receive_into(self, body: LongBody, pipe: Pipe) -> int:
+        """Move what comes next of the body into an empty pipe; 0: nothing more does, for whatever reason.
+
+        Raises:
+            OSError: the client has gone.
+        """
+        return await body.fill(pipe, self._opened)
 
 
 def _duplicate(transport: asyncio.Transport) -> socket.socket:
@@ -73,7 +104,7 @@ def _duplicate(transport: asyncio.Transport) -> socket.socket:
     return connection
 
 
-class _Body:
+class LongBody:
     """A request's body between the connection and the application, in the pieces in which it came."""
 
     def __init__(self, protocol: LongBodyProtocol, decoder: BodyDecoder) -> None:
@@ -104,9 +135,7 @@ class _Body:
     async def receive(self) -> Any:
         """uvicorn's `receive`, one piece at a time."""
         cycle = self._cycle
-        if cycle.waiting_for_100_continue and not cycle.transport.is_closing():
-            cycle.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            cycle.waiting_for_100_continue = False
+        self._invite()
         while not self._pieces and not cycle.disconnected and not cycle.response_complete:
             self._protocol.flow.resume_reading()
             await cycle.message_event.wait()
@@ -120,6 +149,60 @@ class _Body:
         if self._held_bytes < BODY_AHEAD_BYTES:
             self._protocol.flow.resume_reading()
         return {"type": "http.request", "body": piece, "more_body": cycle.more_body or bool(self._pieces)}
+
+    def _invite(self) -> None:
+        cycle = self._cycle
+        if cycle.waiting_for_100_continue and not cycle.transport.is_closing():
+            cycle.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+
+    async def fill(self, pipe: Pipe, open_connection: Callable[[], socket.socket]) -> int:
+        """Move what comes next into an empty pipe. The transport rests meanwhile, and goes on with the answer's end."""
+        self._invite()
+        while not self._is_over():
+            self._protocol.flow.pause_reading()
+            count = self._pour(pipe)
+            if self._pieces:
+                return count
+            if left := self._decoder.content_left_bytes:
+                return count + await self._move(pipe, open_connection(), left, count)
+            if count:
+                return count
+            await self._take_line(open_connection())
+        return self._pour(pipe)
+
+    def _is_over(self) -> bool:
+        cycle = self._cycle
+        return self.complete or cycle.disconnected or cycle.response_complete or cycle.transport.is_closing()
+
+    def _pour(self, pipe: Pipe) -> int:
+        count = 0
+        while self._pieces:
+            piece = self._pieces.popleft()
+            put = pipe.put(piece)
+            count += put
+            self._held_bytes -= put
+            if put < len(piece):
+                self._pieces.appendleft(piece[put:])
+                break
+        return count
+
+    async def _move(self, pipe: Pipe, connection: socket.socket, left: int, held: int) -> int:
+        count = await receive_into_pipe(connection, pipe, left, held=held)
+        if not count and not held:
+            raise ConnectionResetError("the client sends no more")
+        self._decoder.skip_content(count)
+        if self.complete:
+            self._cycle.more_body = False
+            self._protocol.end_body()
+        return count
+
+    async def _take_line(self, connection: socket.socket) -> None:
+        """Receive what stands between chunks, and what comes with it."""
+        data = await asyncio.get_running_loop().sock_recv(connection, _LINE_BYTES)
+        if not data:
+            raise ConnectionResetError("the client sends no more")
+        self._protocol.data_received(data)
 
 
 class LongBodyProtocol(HttpToolsProtocol):
@@ -137,7 +220,8 @@ class LongBodyProtocol(HttpToolsProtocol):
     _in_head = True
     _awaits_head_end = True
     _head_timer: asyncio.TimerHandle | None = None
-    _body: _Body | None = None
+    _body: LongBody | None = None
+    _direct: Direct
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -155,7 +239,8 @@ class LongBodyProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = self._awaits_head_end = False
         self._stop_timer()
-        self.scope["extensions"] = {DIRECT: {"direct": Direct(self.transport)}}
+        self._direct = Direct(self.transport)
+        self.scope["extensions"] = {DIRECT: {"direct": self._direct}}
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -207,10 +292,11 @@ class LongBodyProtocol(HttpToolsProtocol):
             return
         decoder = _decoder_of(self.headers)
         if decoder is not None:
-            self._body = _Body(self, decoder)
+            self._body = LongBody(self, decoder)
+            self._direct.body = self._body
             cycle.receive = self._body.receive  # type: ignore[method-assign]
 
-    def _take_body(self, body: _Body, data: bytes) -> None:
+    def _take_body(self, body: LongBody, data: bytes) -> None:
         self._unset_keepalive_if_required()
         try:
             used = body.feed(data)
@@ -219,12 +305,16 @@ class LongBodyProtocol(HttpToolsProtocol):
             return
         if not body.complete:
             return
+        self.end_body()
+        if used < len(data):
+            self.data_received(data[used:])
+
+    def end_body(self) -> None:
+        """Be ready for the next request's head."""
         self._body = None
         self._awaits_head_end = True
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn does.
-        if used < len(data):
-            self.data_received(data[used:])
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

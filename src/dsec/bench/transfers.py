@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import tarfile
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsec.base.errors import PathNotFoundError
 from dsec.base.units import MIB
 from dsec.bench.processes import peak_resident_bytes, reset_peak, resident_bytes
 from dsec.bench.sampling import Sample, timed
+from dsec.service.local import LocalFile, save
 from dsec.service.port import SandboxService
 
 NAME = "large"
@@ -98,12 +100,21 @@ class Transfers:
         }
 
     async def _upload_file(self) -> float:
-        content = chunks_of(self._material.file)
+        await self._make_room()
+        content = LocalFile(self._material.file)
         return await self._watched("upload file", self._service.write_file(self._sandbox_id, _TARGET, content))
 
     async def _upload_archive(self) -> float:
-        content = chunks_of(self._material.archive)
+        await self._make_room()
+        content = LocalFile(self._material.archive)
         return await self._watched("upload archive", self._service.upload(self._sandbox_id, "/home/user", content))
+
+    async def _make_room(self) -> None:
+        """Remove what the last upload brought, as the local copy's target is removed: outside of the clock."""
+        try:
+            await self._service.remove_file(self._sandbox_id, _TARGET)
+        except PathNotFoundError:
+            pass
 
     async def _download_file(self) -> float:
         return await self._receive("download file", self._service.read_file(self._sandbox_id, _TARGET))
@@ -113,7 +124,7 @@ class Transfers:
 
     async def _receive(self, name: str, content: AsyncIterator[bytes]) -> float:
         target = self._scratch / "received"
-        seconds = await self._watched(name, store(content, target))
+        seconds = await self._watched(name, save(content, target))
         assert target.stat().st_size >= self._material.file.stat().st_size
         target.unlink()
         return seconds
@@ -129,21 +140,7 @@ class Transfers:
 
     async def put_file(self) -> None:
         """Make sure that there is something to download."""
-        await self._service.write_file(self._sandbox_id, _TARGET, chunks_of(self._material.file))
-
-
-async def chunks_of(path: Path) -> AsyncIterator[bytes]:
-    """Read a file of the host."""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
-
-
-async def store(content: AsyncIterable[bytes], target: Path) -> None:
-    """Write what comes into a new file."""
-    with target.open("wb", buffering=0) as file:
-        async for chunk in content:
-            file.write(chunk)
+        await self._service.write_file(self._sandbox_id, _TARGET, LocalFile(self._material.file))
 
 
 def copies(material: Material, volume: Path, scratch: Path) -> dict[str, Sample]:

@@ -9,15 +9,32 @@ from contextlib import asynccontextmanager
 import anyio
 
 from dsec.base.errors import InvalidRequestError
+from dsec.linux.pipes import Pipe
 from dsec.model.files import FileChange, FileInfo
 from dsec.node.core import Core, shielded
 from dsec.node.sandbox import Generation
 from dsec.node.validation import check_path
 from dsec.runtimes.port import Reader, WriteMode, Writer
+from dsec.service.content import ByteStream
 
 CHUNK_BYTES = 256 * 1024
 MAXIMUM_DEPTH = 64
 MAXIMUM_LISTED = 10_000
+
+
+class GuardedReader:
+    """A reader that ends with its generation."""
+
+    def __init__(self, reader: Reader, generation: Generation) -> None:
+        self._reader = reader
+        self._generation = generation
+
+    async def take(self, pipe: Pipe | None) -> bytes | int:
+        """Return the next bytes, or how many of them were moved into the pipe; nothing at the end."""
+        taken = await self._reader.read(CHUNK_BYTES) if pipe is None else await self._reader.fill(pipe)
+        if self._generation.error is not None:
+            raise self._generation.error
+        return taken
 
 
 class FileAccess:
@@ -33,20 +50,22 @@ class FileAccess:
         check_path(field, path)
         return posixpath.join(self._generation.workdir, path)
 
-    async def read(self, path: str) -> AsyncIterator[bytes]:
-        async for chunk in self._chunks(await self._files.open_read(self._path(path), user=self._user)):
-            yield chunk
+    @asynccontextmanager
+    async def reading(self, path: str) -> AsyncIterator[GuardedReader]:
+        """Open a file."""
+        async with self._guarded(await self._files.open_read(self._path(path), user=self._user)) as reader:
+            yield reader
 
-    async def download(self, path: str) -> AsyncIterator[bytes]:
-        async for chunk in self._chunks(await self._files.download(self._path(path), user=self._user)):
-            yield chunk
+    @asynccontextmanager
+    async def downloading(self, path: str) -> AsyncIterator[GuardedReader]:
+        """Open the archive of a file or directory."""
+        async with self._guarded(await self._files.download(self._path(path), user=self._user)) as reader:
+            yield reader
 
-    async def _chunks(self, reader: Reader) -> AsyncIterator[bytes]:
+    @asynccontextmanager
+    async def _guarded(self, reader: Reader) -> AsyncIterator[GuardedReader]:
         try:
-            while data := await reader.read(CHUNK_BYTES):
-                yield data
-                if self._generation.error is not None:
-                    raise self._generation.error
+            yield GuardedReader(reader, self._generation)
         finally:
             with shielded(self._core.settings.end_timeout_s, "closing a file"):
                 await reader.close()
@@ -68,7 +87,9 @@ class FileAccess:
     async def _fill(self, writer: Writer, content: AsyncIterable[bytes] | bytes) -> None:
         committed = False
         try:
-            if isinstance(content, bytes):
+            if isinstance(content, ByteStream):
+                await _move(content, writer)
+            elif isinstance(content, bytes):
                 await writer.write(content)
             else:
                 async for chunk in content:
@@ -117,3 +138,18 @@ class FileAccess:
                 raise operation.error
             if change is not None:
                 yield change
+
+
+async def _move(content: ByteStream, writer: Writer) -> None:
+    """Pass short content on as bytes, and what is longer through a pipe."""
+    size_bytes = 0
+    async for chunk in content:
+        await writer.write(chunk)
+        size_bytes += len(chunk)
+        if size_bytes >= CHUNK_BYTES:
+            break
+    else:
+        return
+    with Pipe() as pipe:
+        while count := await content.fill(pipe):
+            await writer.drain(pipe, count)

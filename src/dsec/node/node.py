@@ -8,7 +8,7 @@ journal's.
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import anyio
 import msgspec
 
 from dsec.base.errors import NodeUnavailableError, SandboxExitedError, SandboxNotFoundError
+from dsec.linux.pipes import Pipe
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo
 from dsec.model.image import ImageInfo
@@ -38,13 +39,14 @@ from dsec.model.sandbox import (
 )
 from dsec.node import commands, creation, ending, lifetimes, processes, rollback, sessions
 from dsec.node.core import Core, shielded
-from dsec.node.files import FileAccess
+from dsec.node.files import FileAccess, GuardedReader
 from dsec.node.parts import NodeParts
-from dsec.node.recovery import Recovery
 from dsec.node.pools.pools import Pools
+from dsec.node.recovery import Recovery
 from dsec.node.sandbox import Generation, Sandbox
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import check_command
+from dsec.service.content import ByteStream, GeneratedStream
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
 
 _STEADY = frozenset({SandboxState.READY, SandboxState.PAUSED, SandboxState.STOPPED, SandboxState.FAILED})
@@ -60,10 +62,10 @@ class Node:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._lifetimes = lifetimes.Lifetimes(core)
-        self._closed = False
-
         self.pools = Pools(core)
         """The pools of ready sandboxes; see `dsec.service.pools.PoolService`."""
+        self._closed = False
+
     @classmethod
     @asynccontextmanager
     async def open(cls, parts: NodeParts) -> AsyncIterator[Node]:
@@ -126,13 +128,13 @@ class Node:
     async def shutdown(self, *, destroy: bool = False) -> None:
         """Close the node; with `destroy` stop every sandbox first."""
         if destroy:
+            self.pools.end()
             for sandbox in self._core.registry:
                 if sandbox.state is not SandboxState.STOPPED:
-            self.pools.end()
                     await ending.stop(self._core, sandbox, "the node was shut down")
+            await self.pools.destroy_vacant()
         await self.aclose()
 
-            await self.pools.destroy_vacant()
     async def expire_due(self) -> None:
         """Expire what is due by the node's clock now; the node does so itself, tests with their own clock call it."""
         await self._lifetimes.expire_due()
@@ -285,10 +287,8 @@ class Node:
 
     # -- files ------------------------------------------------------------------------------------------------------
 
-    async def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
-        async with self._files(sandbox_id, user) as files:
-            async for chunk in files.read(path):
-                yield chunk
+    def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> ByteStream:
+        return GeneratedStream(self._content(sandbox_id, user, lambda files: files.reading(path)))
 
     async def write_file(
         self,
@@ -342,10 +342,8 @@ class Node:
         ):
             yield changes
 
-    async def download(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
-        async with self._files(sandbox_id, user) as files:
-            async for chunk in files.download(path):
-                yield chunk
+    def download(self, sandbox_id: str, path: str, *, user: str | None = None) -> ByteStream:
+        return GeneratedStream(self._content(sandbox_id, user, lambda files: files.downloading(path)))
 
     async def upload(
         self, sandbox_id: str, path: str, archive: AsyncIterable[bytes], *, user: str | None = None
@@ -401,6 +399,17 @@ class Node:
         with self._activity(sandbox):
             generation: Generation = sandbox.running()
             yield FileAccess(self._core, generation, user)
+
+    async def _content(
+        self,
+        sandbox_id: str,
+        user: str | None,
+        open_reader: Callable[[FileAccess], AbstractAsyncContextManager[GuardedReader]],
+    ) -> AsyncGenerator[bytes | int, Pipe | None]:
+        async with self._files(sandbox_id, user) as files, open_reader(files) as reader:
+            pipe = yield 0
+            while taken := await reader.take(pipe):
+                pipe = yield taken
 
 
 async def _close_parts(parts: NodeParts) -> None:

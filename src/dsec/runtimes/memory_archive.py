@@ -9,6 +9,7 @@ import tarfile
 
 from dsec.base.errors import SandboxDiskFullError, UnsafeArchiveError
 from dsec.base.units import GIB
+from dsec.linux.pipes import Pipe
 from dsec.model.files import FileKind
 from dsec.runtimes.memory_tree import Entry, Identity, Tree
 
@@ -64,6 +65,9 @@ class UnpackingWriter:
         if len(self._data) + len(data) > _MAXIMUM_ARCHIVE_BYTES:
             raise SandboxDiskFullError("the archive is larger than the fake's memory allows")
         self._data += data
+
+    async def drain(self, pipe: Pipe, count: int) -> None:
+        await self.write(pipe.take(count))
 
     async def commit(self) -> None:
         try:

@@ -18,6 +18,7 @@ from dsec.base.errors import (
     SandboxDiskFullError,
     UnsupportedFileError,
 )
+from dsec.linux.pipes import Pipe
 from dsec.model.files import FileChange, FileChangeKind, FileInfo, FileKind
 from dsec.runtimes.memory_archive import UnpackingWriter, pack
 from dsec.runtimes.memory_tree import Entry, Tree, file_info, resolve_user
@@ -37,6 +38,11 @@ class BytesReader:
         chunk, self._data = self._data[:limit], self._data[limit:]
         return bytes(chunk)
 
+    async def fill(self, pipe: Pipe) -> int:
+        count = pipe.put(self._data)
+        self._data = self._data[count:]
+        return count
+
     async def close(self) -> None:
         self._data = memoryview(b"")
 
@@ -55,6 +61,9 @@ class MemoryWriter:
         if quota is not None and len(self._data) + len(data) > quota:
             raise SandboxDiskFullError(f"the sandbox's quota of {quota} bytes is reached")
         self._data += data
+
+    async def drain(self, pipe: Pipe, count: int) -> None:
+        await self.write(pipe.take(count))
 
     async def commit(self) -> None:
         self._tree.check_alive()

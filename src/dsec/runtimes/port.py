@@ -32,6 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from dsec.linux.pipes import Pipe
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo
 from dsec.model.process import ExitStatus, Stream, TerminalSize
@@ -89,7 +90,6 @@ class SpawnRequest:
     control_fd: bool = False
 
 
-class Process(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
     """What can be seen of an instance from outside; two clean ones on the same layers and limits have equal ones.
@@ -105,6 +105,7 @@ class Fingerprint:
     mounts: tuple[str, ...] = ()
 
 
+class Process(Protocol):
     """One running command and everything it started."""
 
     process_id: str
@@ -170,6 +171,10 @@ class Reader(Protocol):
     async def read(self, limit: int) -> bytes:
         """Return up to `limit` bytes; empty at the end."""
 
+    async def fill(self, pipe: Pipe) -> int:
+        """Move what comes next into an empty pipe, without copying where that is possible; return how many bytes it
+        holds now, 0 at the end. After an error or a cancellation its content is undefined."""
+
     async def close(self) -> None: ...
 
 
@@ -178,6 +183,10 @@ class Writer(Protocol):
 
     async def write(self, data: bytes) -> None:
         """Write all of `data`. Raises `SandboxDiskFullError` when the sandbox's quota is reached."""
+
+    async def drain(self, pipe: Pipe, count: int) -> None:
+        """Write `count` bytes out of a pipe that holds them, without copying where that is possible. As `write`; after
+        an error or a cancellation the pipe's content is undefined."""
 
     async def commit(self) -> None:
         """Make the content visible under its path (replace is atomic)."""
@@ -274,6 +283,12 @@ class Instance(Protocol):
     async def statistics(self) -> SandboxStats:
         """Read usage (the writable layer's is the node's to add)."""
 
+    async def fingerprint(self) -> Fingerprint:
+        """Look at what runs and what is mounted. Cheap (below a millisecond)."""
+
+    async def set_host_name(self, name: str) -> None:
+        """Give it another host name. Raises `CapabilityMissingError` where that is not possible from outside."""
+
     async def wait_exited(self) -> str:
         """Wait until the init process is gone without `terminate`; return what is known of why."""
 
@@ -282,12 +297,6 @@ class Instance(Protocol):
 
     async def terminate(self) -> None:
         """End everything and remove every trace but the writable layer."""
-
-    async def fingerprint(self) -> Fingerprint:
-        """Look at what runs and what is mounted. Cheap (below a millisecond)."""
-
-    async def set_host_name(self, name: str) -> None:
-        """Give it another host name. Raises `CapabilityMissingError` where that is not possible from outside."""
 
 
 class Runtime(Protocol):

@@ -13,16 +13,27 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskStatus
 from anyio.from_thread import BlockingPortal
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from dsec.service.content import ByteStream
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,10 +191,33 @@ def hold(manager: AbstractAsyncContextManager[V], items: Callable[[V], AsyncIter
         held.close()
 
 
-def iterate(iterator: AsyncIterator[T]) -> Iterator[T]:
-    """Iterate an async iterator of the loop from this thread."""
+class Iterated(Iterator[T]):
+    """An async iterator of the loop, iterated from this thread.
+
+    Attributes:
+        source: the async iterator. Who takes it as a whole need not iterate here.
+    """
+
+    def __init__(self, source: AsyncIterator[T]) -> None:
+        self.source = source
+        self._items = _items(source)
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+    def close(self) -> None:
+        """Let go of what is behind it. Idempotent."""
+        self._items.close()
+
+
+def _items(iterator: AsyncIterator[T]) -> Generator[T, None, None]:
     with hold(_closing(iterator), lambda opened: opened) as held:
         yield from held
+
+
+def iterate(iterator: AsyncIterator[T]) -> Iterated[T]:
+    """Iterate an async iterator of the loop from this thread."""
+    return Iterated(iterator)
 
 
 @asynccontextmanager
@@ -191,17 +225,20 @@ async def _closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]
     try:
         yield iterator
     finally:
-        if isinstance(iterator, AsyncGenerator):
+        if isinstance(iterator, AsyncGenerator | ByteStream):
             await iterator.aclose()
 
 
 @overload
 def as_async(content: bytes) -> bytes: ...
 @overload
-def as_async(content: Iterable[bytes]) -> AsyncIterator[bytes]: ...
-def as_async(content: bytes | Iterable[bytes]) -> bytes | AsyncIterator[bytes]:
-    """Let the loop read a blocking iterable: each item is taken in a worker thread."""
-    return content if isinstance(content, bytes) else _pull(content)
+def as_async(content: Iterable[bytes] | ByteStream) -> AsyncIterator[bytes]: ...
+def as_async(content: bytes | Iterable[bytes] | ByteStream) -> bytes | AsyncIterator[bytes]:
+    """Let the loop read a blocking iterable: each item is taken in a worker thread. What is the loop's own anyway (a
+    local file, the content of another sandbox's file) is handed over whole."""
+    if isinstance(content, Iterated):
+        return cast(AsyncIterator[bytes], content.source)
+    return content if isinstance(content, bytes | ByteStream) else _pull(content)
 
 
 async def _pull(content: Iterable[bytes]) -> AsyncIterator[bytes]:

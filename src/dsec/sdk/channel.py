@@ -9,10 +9,13 @@ import asyncio
 import select
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
-from dsec.api.sending import enlarge_send_buffer, send_parts
+from dsec.api.framing import chunk
+from dsec.api.sending import enlarge_send_buffer, receive_into_pipe, send_chunk_from, send_parts
+from dsec.linux.pipes import Pipe
 from dsec.sdk.keepalive import CONNECT_TIMEOUT_S, Endpoint, unreachable
 
 
@@ -24,6 +27,12 @@ class Channel(Protocol):
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive something; 0: the server sends no more."""
+
+    async def send_chunk_from(self, pipe: Pipe, count: int) -> None:
+        """Send `count` bytes, which a pipe holds, as one chunk of a body."""
+
+    async def receive_into_pipe(self, pipe: Pipe, limit: int, *, held: int) -> int:
+        """Receive up to `limit` bytes into a pipe that holds `held`; 0 when that is 0: the server sends no more."""
 
     def has_input(self) -> bool:
         """Tell whether something, the end included, waits to be received."""
@@ -43,23 +52,30 @@ class PlainChannel:
         self._closed = False
 
     async def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        self._busy = True
-        try:
+        with self._at_work():
             await send_parts(self._connection, parts)
-        finally:
-            self._free()
 
     async def receive_into(self, buffer: memoryview) -> int:
+        with self._at_work():
+            return await asyncio.get_running_loop().sock_recv_into(self._connection, buffer)
+
+    async def send_chunk_from(self, pipe: Pipe, count: int) -> None:
+        with self._at_work():
+            await send_chunk_from(self._connection, pipe, count)
+
+    async def receive_into_pipe(self, pipe: Pipe, limit: int, *, held: int) -> int:
+        with self._at_work():
+            return await receive_into_pipe(self._connection, pipe, limit, held=held)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
         self._busy = True
         try:
-            return await asyncio.get_running_loop().sock_recv_into(self._connection, buffer)
+            yield
         finally:
-            self._free()
-
-    def _free(self) -> None:
-        self._busy = False
-        if self._closed:
-            self._connection.close()
+            self._busy = False
+            if self._closed:
+                self._connection.close()
 
     def has_input(self) -> bool:
         return bool(self._poll.poll(0))
@@ -92,6 +108,17 @@ class TlsChannel:
     async def receive_into(self, buffer: memoryview) -> int:
         data = await self._reader.read(len(buffer))
         buffer[: len(data)] = data
+        return len(data)
+
+    async def send_chunk_from(self, pipe: Pipe, count: int) -> None:
+        """What is encrypted has to be copied."""
+        await self.send(chunk(pipe.take(count)))
+
+    async def receive_into_pipe(self, pipe: Pipe, limit: int, *, held: int) -> int:
+        if held:
+            return 0
+        data = await self._reader.read(min(limit, pipe.piece_bytes))
+        assert pipe.put(data) == len(data)  # It was empty.
         return len(data)
 
     def has_input(self) -> bool:

@@ -7,7 +7,7 @@ commands with events through WebSockets (input, signals and resizing need both d
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from dsec.api import wire
 from dsec.api.routes import METADATA_PREFIX, ROUTES, Route, deadline_of
 from dsec.base.errors import DsecError, InvalidRequestError, NodeUnavailableError, UnknownOutcomeError
 from dsec.base.ids import new_id
+from dsec.linux.pipes import Pipe
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo
 from dsec.model.image import ImageInfo
@@ -33,6 +34,7 @@ from dsec.model.sandbox import Lifetime, SandboxFilter, SandboxInfo, SandboxSpec
 from dsec.sdk.keepalive import Endpoint, KeepAliveClient, Reply
 from dsec.sdk.sockets import CommandSocket, open_command
 from dsec.sdk.streaming import CutError, StreamClient, StreamReply, StreamRequest
+from dsec.service.content import ByteStream, GeneratedStream
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
 
 ANSWER_SLACK_S = 30.0
@@ -208,10 +210,8 @@ class HttpService:
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    async def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
-        async with self._stream("read_file", _path(path, user), None, sandbox_id=sandbox_id) as reply:
-            async for chunk in reply.pieces(CHUNK_BYTES):
-                yield chunk
+    def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> ByteStream:
+        return GeneratedStream(self._content("read_file", sandbox_id, path, user))
 
     async def write_file(
         self,
@@ -263,10 +263,16 @@ class HttpService:
             await anext(events)  # The server's word that the watch stands.
             yield _changes(events)
 
-    async def download(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
-        async with self._stream("download", _path(path, user), None, sandbox_id=sandbox_id) as reply:
-            async for chunk in reply.pieces(CHUNK_BYTES):
-                yield chunk
+    def download(self, sandbox_id: str, path: str, *, user: str | None = None) -> ByteStream:
+        return GeneratedStream(self._content("download", sandbox_id, path, user))
+
+    async def _content(
+        self, name: str, sandbox_id: str, path: str, user: str | None
+    ) -> AsyncGenerator[bytes | int, Pipe | None]:
+        async with self._stream(name, _path(path, user), None, sandbox_id=sandbox_id) as reply:
+            pipe = yield 0
+            while taken := await reply.take(pipe, CHUNK_BYTES):
+                pipe = yield taken
 
     async def upload(
         self, sandbox_id: str, path: str, archive: AsyncIterable[bytes], *, user: str | None = None

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, MutableSequence, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from dsec.api.framing import LAST_CHUNK, BodyDecoder, FramingError, chunk
+from dsec.linux.pipes import Pipe
 from dsec.sdk.channel import Channel, open_channel
 from dsec.sdk.keepalive import IDLE_S, MAXIMUM_IDLE, MAXIMUM_REPLY_BYTES, Endpoint
+from dsec.service.content import ByteStream
 
 _SMALL_BUFFER_BYTES = 64 << 10
 """What a connection keeps: enough for a head and a small file."""
 _FRAME_ROOM_BYTES = 4 << 10
+_LINE_BYTES = 256
+"""How much is received where a line between chunks is expected and what follows is to be moved."""
 MAXIMUM_HEAD_BYTES = 32 << 10
 
 
@@ -36,7 +40,7 @@ class StreamRequest:
 
     Attributes:
         headers: complete lines, each with its CRLF.
-        content: the body; an iterable is sent in chunks, piece by piece.
+        content: the body; an iterable is sent in chunks, piece by piece, and a `ByteStream` is not copied.
         timeout_s: seconds for the whole exchange.
     """
 
@@ -76,6 +80,7 @@ class _Connection:
         self._view = memoryview(bytearray(_SMALL_BUFFER_BYTES))
         self._start = self._end = 0
         self._received_anything = False
+        self._found: deque[memoryview] = deque()
 
     @property
     def is_untouched(self) -> bool:
@@ -100,15 +105,28 @@ class _Connection:
             return await self._pass([head, content] if content else [head])
         if not await self._pass([head]):
             return False
+        sent_all = await (self._pour(content) if isinstance(content, ByteStream) else self._iterate(content))
+        return sent_all and await self._pass([LAST_CHUNK])
+
+    async def _iterate(self, content: AsyncIterable[bytes]) -> bool:
         async for piece in content:
             if self.channel.has_input() or not await self._pass(chunk(piece) if piece else ()):
                 return False
-        return await self._pass([LAST_CHUNK])
+        return True
+
+    async def _pour(self, content: ByteStream) -> bool:
+        with Pipe() as pipe:
+            while count := await content.fill(pipe):
+                if self.channel.has_input() or not await self._sent(self.channel.send_chunk_from(pipe, count)):
+                    return False
+        return True
 
     async def _pass(self, parts: Sequence[bytes | memoryview]) -> bool:
+        return not parts or await self._sent(self.channel.send(parts))
+
+    async def _sent(self, sending: Awaitable[None]) -> bool:
         try:
-            if parts:
-                await self.channel.send(parts)
+            await sending
         except (BrokenPipeError, ConnectionResetError):
             return False  # Its reason may have come before the end.
         except OSError as error:
@@ -133,11 +151,12 @@ class _Connection:
                 raise CutError("the server closed the connection")
             self._end += count
 
-    async def pieces(self, decoder: BodyDecoder | None, least_bytes: int) -> AsyncIterator[bytes]:
+    async def pieces(self, decoder: BodyDecoder | None, least_bytes: int) -> AsyncGenerator[bytes, None]:
         """Yield the body in pieces of at least `least_bytes`, or what came until there was no room."""
         view, start, end = self._view, self._start, self._end
-        found: list[memoryview] = []
-        size_bytes, over = 0, False
+        self._start = self._end = 0  # Whenever this waits for its caller, all that came is told.
+        found, self._found = list(self._found), deque()
+        size_bytes, over = sum(map(len, found)), False
         while not over:
             size_bytes += _decode(decoder, view[start:end], found)
             over = decoder is not None and decoder.complete
@@ -158,6 +177,56 @@ class _Connection:
         if found:
             yield b"".join(found)
 
+    async def fill(self, decoder: BodyDecoder | None, pipe: Pipe) -> int:
+        """Move what comes next of the body into an empty pipe; 0: it has ended.
+
+        What was received already, with the head or with a line between chunks, goes first.
+        """
+        if decoder is None and not self._found:
+            async with aclosing(self.pieces(None, 1)) as pieces:
+                data = await anext(pieces, b"")
+            self._found.append(memoryview(data))
+        while self._found or (decoder is not None and not decoder.complete):
+            count = self._put(pipe)
+            if decoder is None or self._found:
+                return count
+            if self._start == self._end and (left := decoder.content_left_bytes):
+                return count + await self._move(decoder, pipe, left, count)
+            if count:
+                return count
+            await self._take_line(decoder)
+        return 0
+
+    async def _take_line(self, decoder: BodyDecoder) -> None:
+        """Receive what stands between chunks, and what comes with it, unless it was received before."""
+        if self._start == self._end:
+            self._start, self._end = 0, await self._receive(self._view[:_LINE_BYTES])
+            if not self._end:
+                raise CutError("the server closed the connection")
+        _decode(decoder, self._view[self._start : self._end], self._found)
+        self._start = self._end
+
+    def _put(self, pipe: Pipe) -> int:
+        count = 0
+        while self._found:
+            piece = self._found.popleft()
+            put = pipe.put(piece)
+            count += put
+            if put < len(piece):
+                self._found.appendleft(piece[put:])
+                break
+        return count
+
+    async def _move(self, decoder: BodyDecoder, pipe: Pipe, left: int, held: int) -> int:
+        try:
+            count = await self.channel.receive_into_pipe(pipe, left, held=held)
+        except OSError as error:
+            raise CutError(str(error)) from error
+        if not count and not held:
+            raise CutError("the server closed the connection")
+        decoder.skip_content(count)
+        return count
+
 
 class StreamReply:
     """A response whose head has come.
@@ -171,6 +240,7 @@ class StreamReply:
     def __init__(self, head: _Head, connection: _Connection) -> None:
         self._connection = connection
         self._decoder = head.decoder
+        self._iterated: AsyncGenerator[bytes, None] | None = None
         self.status = head.status
         self.content_type = head.headers.get(b"content-type", b"")
         self.complete = self._decoder is not None and self._decoder.complete
@@ -187,6 +257,25 @@ class StreamReply:
         async for piece in self._connection.pieces(self._decoder, least_bytes):
             yield piece
         self.complete = True
+
+    async def take(self, pipe: Pipe | None, least_bytes: int) -> bytes | int:
+        """Return the next piece of the body, or how many bytes of it were moved into the empty pipe; nothing: it is
+        over. From one call to the other either way will do.
+
+        Raises:
+            CutError: it broke off.
+        """
+        if pipe is not None:
+            if self._iterated is not None:
+                await self._iterated.aclose()
+                self._iterated = None
+            taken: bytes | int = await self._connection.fill(self._decoder, pipe)
+        else:
+            if self._iterated is None:
+                self._iterated = self._connection.pieces(self._decoder, least_bytes)
+            taken = await anext(self._iterated, b"")
+        self.complete = not taken
+        return taken
 
     async def read(self) -> bytes:
         """Return the whole body. Raises `CutError`: it broke off, or is longer than an answer may be."""
@@ -301,7 +390,7 @@ class StreamClient:
         self._idle.clear()
 
 
-def _decode(decoder: BodyDecoder | None, data: memoryview, found: list[memoryview]) -> int:
+def _decode(decoder: BodyDecoder | None, data: memoryview, found: MutableSequence[memoryview]) -> int:
     """Add the body's pieces in `data` to `found`; return how many bytes they are."""
     if decoder is None:
         found.append(data)
@@ -312,7 +401,7 @@ def _decode(decoder: BodyDecoder | None, data: memoryview, found: list[memoryvie
         raise CutError(f"the answer is not HTTP: {error}") from error
     if used < len(data):
         raise CutError("the server sent more than its answer")
-    found += pieces
+    found.extend(pieces)
     return sum(map(len, pieces))
 
 

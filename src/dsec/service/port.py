@@ -120,6 +120,8 @@ class SandboxService(Protocol):
 
     # -- files --------------------------------------------------------------------------------------------------
 
+    # Contents may be `dsec.service.content.ByteStream`s, given and returned: then they are moved, not copied.
+
     def read_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> AsyncIterator[bytes]: ...
 
     async def write_file(

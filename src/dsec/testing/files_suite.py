@@ -7,6 +7,7 @@ Subclass `FilesSuite` in a test module and give it a fixture `files`: an empty r
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from collections.abc import Sequence
 
@@ -26,8 +27,9 @@ from dsec.base.errors import (
     UnsafeArchiveError,
     UserNotFoundError,
 )
+from dsec.linux.pipes import Pipe
 from dsec.model.files import FileChangeKind, FileKind
-from dsec.runtimes.port import FileEvents, Files, Reader, WriteMode
+from dsec.runtimes.port import FileEvents, Files, Reader, WriteMode, Writer
 
 WAIT_S = 10.0
 
@@ -41,6 +43,34 @@ async def read_all(reader: Reader, limit: int = 1 << 20) -> bytes:
     finally:
         await reader.close()
     return b"".join(chunks)
+
+
+async def fill_all(reader: Reader) -> bytes:
+    """As `read_all`, through a pipe."""
+    parts: list[bytes] = []
+    try:
+        with Pipe() as pipe:
+            while count := await reader.fill(pipe):
+                parts.append(pipe.take(count))
+                assert len(parts[-1]) == count
+                assert pipe.take(1) == b""
+    finally:
+        await reader.close()
+    return b"".join(parts)
+
+
+async def drain_all(writer: Writer, data: bytes, piece: int = 1 << 20) -> None:
+    """Write all of `data` through a pipe, in pieces, and commit; aborts on any error."""
+    try:
+        with Pipe() as pipe:
+            while data:
+                count = pipe.put(data[:piece])
+                await writer.drain(pipe, count)
+                assert pipe.take(1) == b""
+                data = data[count:]
+        await writer.commit()
+    finally:
+        await writer.abort()
 
 
 async def read_file(files: Files, path: str, *, user: str | None = None) -> bytes:
@@ -116,6 +146,37 @@ class FilesSuite:
         assert [await reader.read(4), await reader.read(4), await reader.read(4)] == [b"0123", b"4567", b"89"]
         assert await reader.read(4) == b""
         await reader.close()
+
+    @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, (3 << 20) + 5])
+    async def test_a_pipe_takes_and_gives_the_same_bytes(self, files: Files, size: int) -> None:
+        data = os.urandom(size)
+        await drain_all(await files.open_write("/tmp/a"), data, piece=300_001)
+        assert await read_file(files, "/tmp/a") == data
+        assert await fill_all(await files.open_read("/tmp/a")) == data
+        assert await fill_all(await files.open_read("/tmp/a", offset=size // 2)) == data[size // 2 :]
+
+    async def test_bytes_and_pipes_may_be_mixed(self, files: Files) -> None:
+        data = os.urandom(3 << 20)
+        writer = await files.open_write("/tmp/a", mode=WriteMode.APPEND)
+        await writer.write(data[:1000])
+        await drain_all(writer, data[1000:])
+        reader = await files.open_read("/tmp/a")
+        start = await reader.read(1000)
+        with Pipe() as pipe:
+            middle = pipe.take(await reader.fill(pipe))
+        assert start + middle + await read_all(reader) == data
+
+    @pytest.mark.parametrize("piece", [1000, 4096, 1 << 20])
+    async def test_an_archive_through_pipes_is_the_same_archive(self, files: Files, piece: int) -> None:
+        contents = {"small": b"s", "even": bytes(range(256)) * 2, "long": os.urandom((2 << 20) + 77), "none": b""}
+        archive = make_archive([(member(name), content) for name, content in contents.items()])
+        await drain_all(await files.upload("/tmp/d"), archive, piece=piece)
+        with archive_of(await fill_all(await files.download("/tmp/d"))) as back:
+            names = back.getnames()
+            assert sorted(names) == sorted(contents)
+            assert {name: back.extractfile(name).read() for name in names} == contents  # type: ignore[union-attr]
+        plain = await read_all(await files.download("/tmp/d"))
+        assert await fill_all(await files.download("/tmp/d")) == plain
 
     async def test_writing_makes_missing_parents(self, files: Files) -> None:
         await write_file(files, "/tmp/a/b/c", b"deep")

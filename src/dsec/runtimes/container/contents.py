@@ -15,7 +15,9 @@ import stat
 from dataclasses import dataclass
 
 from dsec.base.errors import AlreadyExistsError, IsADirectoryInSandboxError
+from dsec.base.units import KIB
 from dsec.linux.openat2 import reopen
+from dsec.linux.pipes import Pipe
 from dsec.runtimes.container.file_errors import show
 from dsec.runtimes.container.root import (
     check_data,
@@ -29,6 +31,7 @@ from dsec.runtimes.container.root import (
 from dsec.runtimes.container.streams import AHEAD_BYTES
 from dsec.runtimes.port import WriteMode
 
+_APPENDED_BYTES = 256 * KIB
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 
 
@@ -40,6 +43,9 @@ class FileSource:
 
     def take(self, limit: int) -> bytes:
         return os.read(self._fd, limit)
+
+    def fill(self, pipe: Pipe) -> int:
+        return pipe.fill_from_file(self._fd, pipe.piece_bytes)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -162,6 +168,9 @@ class ReplacingSink:
     def put(self, data: bytes) -> None:
         write_all(self._fd, data)
 
+    def drain(self, pipe: Pipe, count: int) -> None:
+        pipe.empty_to_file(self._fd, count)
+
     def finish(self) -> None:
         self._set_attributes()
         name, parent = self._target.name, self._target.parent_fd
@@ -237,6 +246,13 @@ class AppendingSink:
             count = os.write(self._fd, view)
             self._written += count
             view = view[count:]
+
+    def drain(self, pipe: Pipe, count: int) -> None:
+        """A file that is only appended to takes no pages (splice(2))."""
+        while count:
+            data = pipe.take(min(count, _APPENDED_BYTES))
+            self.put(data)
+            count -= len(data)
 
     def finish(self) -> None:
         self._make_if_missing()

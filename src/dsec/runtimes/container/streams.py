@@ -2,7 +2,8 @@
 
 A `Source` or `Sink` is plain blocking code; `ChunkReader` and `ChunkWriter` make the port's `Reader` and `Writer` of
 it. Small contents cost no hop of their own: a reader is born with the first bytes, and a writer gathers what it is
-given. Memory per stream is bounded by `HOP_BYTES` and one chunk.
+given. Memory per stream is bounded by `HOP_BYTES` and one chunk. Long contents go through
+a pipe of the caller's, where they are not copied.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from dsec.base.errors import InvalidStateError
 from dsec.base.units import KIB, MIB
+from dsec.linux.pipes import Pipe
 from dsec.runtimes.container.access import Access
 from dsec.runtimes.container.users import ResolvedUser
 
@@ -33,6 +35,9 @@ class Source(Protocol):
     def take(self, limit: int) -> bytes:
         """Return 1 to `limit` bytes, or none at the end."""
 
+    def fill(self, pipe: Pipe) -> int:
+        """Put some into a pipe that has room; return how many bytes, 0 at the end."""
+
     def close(self) -> None: ...
 
 
@@ -40,6 +45,9 @@ class Sink(Protocol):
     """Blocking consumer of bytes."""
 
     def put(self, data: bytes) -> None: ...
+
+    def drain(self, pipe: Pipe, count: int) -> None:
+        """Take `count` bytes out of a pipe that holds them."""
 
     def finish(self) -> None:
         """Make what was put visible."""
@@ -76,13 +84,11 @@ class ChunkReader:
         self._ended, self._closed, self._failed = ended, False, False
 
     async def read(self, limit: int) -> bytes:
-        self._access.root.check_alive()
-        if self._closed or self._failed:
-            raise InvalidStateError("the reader is closed", resolution="open another one")
+        self._check_usable()
         if limit <= 0:
             return b""
         if not self._ahead and not self._ended:
-            await self._fill()
+            await self._read_ahead()
         if not self._ahead:
             return b""
         data = self._ahead.popleft()
@@ -90,7 +96,30 @@ class ChunkReader:
             self._ahead.appendleft(data[limit:])
         return data[:limit]
 
-    async def _fill(self) -> None:
+    async def fill(self, pipe: Pipe) -> int:
+        self._check_usable()
+        count = 0
+        while self._ahead:
+            data = self._ahead.popleft()
+            put = pipe.put(data)
+            count += put
+            if put < len(data):
+                self._ahead.appendleft(data[put:])
+                return count
+        if count or self._ended:
+            return count
+        self._failed = True
+        count = await self._access.run(self._user, self._path, lambda _: self._source.fill(pipe))
+        self._failed = False
+        self._ended = not count
+        return count
+
+    def _check_usable(self) -> None:
+        self._access.root.check_alive()
+        if self._closed or self._failed:
+            raise InvalidStateError("the reader is closed", resolution="open another one")
+
+    async def _read_ahead(self) -> None:
         """Take some chunks in one hop."""
 
         def work(_: int) -> None:
@@ -130,6 +159,10 @@ class ChunkWriter:
         if self._gathered_bytes >= HOP_BYTES:
             await self._put(finish=False)
 
+    async def drain(self, pipe: Pipe, count: int) -> None:
+        self._check_usable()
+        await self._put(finish=False, pipe=pipe, count=count)
+
     async def commit(self) -> None:
         self._check_usable()
         await self._put(finish=True)
@@ -148,7 +181,7 @@ class ChunkWriter:
         finally:
             self._sink.close()
 
-    async def _put(self, *, finish: bool) -> None:
+    async def _put(self, *, finish: bool, pipe: Pipe | None = None, count: int = 0) -> None:
         pieces = self._gathered
         if self._gathered_bytes < len(pieces) * _SMALL_PIECE_BYTES:
             pieces = [b"".join(pieces)]
@@ -158,6 +191,8 @@ class ChunkWriter:
         def work(_: int) -> None:
             for piece in pieces:
                 self._sink.put(piece)
+            if pipe is not None:
+                self._sink.drain(pipe, count)
             if finish:
                 self._sink.finish()
                 self._sink.close()

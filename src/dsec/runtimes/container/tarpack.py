@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterator
 from dsec.base.errors import ConflictError, LimitExceededError, UnsupportedFileError
 from dsec.base.units import GIB, KIB
 from dsec.linux.openat2 import open_child, reopen
+from dsec.linux.pipes import Pipe
 from dsec.model.files import MAXIMUM_PATH_BYTES
 from dsec.runtimes.container.descent import OPEN_LEVELS, Descent
 from dsec.runtimes.container.file_errors import file_error, show
@@ -66,7 +67,7 @@ class PackingSource:
         self._total_bytes = 0
         self._descent: Descent | None = None
         self._open_file: int | None = None
-        self._rest = b""
+        self._rest: bytes | _Content = b""
         self._pieces = self._directory() if stat.S_ISDIR(os.fstat(fd).st_mode) else self._single(name)
 
     def take(self, limit: int) -> bytes:
@@ -74,18 +75,40 @@ class PackingSource:
         gathered: list[bytes] = []
         size = 0
         while size < limit:
-            piece = self._rest or next(self._pieces, b"")
-            self._rest = b""
-            if not piece:
+            piece = self._next()
+            if isinstance(piece, _Content):
+                if gathered and piece.left > _LARGE_BYTES:
+                    self._rest = piece
+                    break
+                data = piece.take(min(limit - size, _PIECE_BYTES))
+                self._rest = piece if piece.left else b""
+            else:
+                data, self._rest = piece[: limit - size], piece[limit - size :]
+            if not data:
                 break
-            if gathered and len(piece) > _LARGE_BYTES:
-                self._rest = piece
-                break
-            if len(piece) > limit - size:
-                piece, self._rest = piece[: limit - size], piece[limit - size :]
-            gathered.append(piece)
-            size += len(piece)
+            gathered.append(data)
+            size += len(data)
         return gathered[0] if len(gathered) == 1 else b"".join(gathered)
+
+    def fill(self, pipe: Pipe) -> int:
+        size = 0
+        while size < pipe.piece_bytes:
+            piece = self._next()
+            if isinstance(piece, _Content):
+                count = piece.fill(pipe, pipe.piece_bytes - size)
+                self._rest = piece if piece.left else b""
+            else:
+                count = pipe.put(piece) if piece else 0
+                self._rest = piece[count:]
+            if not count:
+                break
+            size += count
+        return size
+
+    def _next(self) -> bytes | _Content:
+        """Return what is left of the piece in hand, or the next one; nothing at the end."""
+        piece, self._rest = self._rest or next(self._pieces, b""), b""
+        return piece
 
     def close(self) -> None:
         self._pieces = iter(())
@@ -97,21 +120,21 @@ class PackingSource:
                 os.close(fd)
         self._open_file, self._fd = None, -1
 
-    def _single(self, name: bytes) -> Iterator[bytes]:
+    def _single(self, name: bytes) -> Iterator[bytes | _Content]:
         fd, self._open_file, self._fd = self._fd, self._fd, -1
         yield from self._file(name, fd, os.fstat(fd))
         if self._changed.count:
             raise ConflictError(f"{show(name)} changed while it was read", resolution="download it again")
         yield _END
 
-    def _directory(self) -> Iterator[bytes]:
+    def _directory(self) -> Iterator[bytes | _Content]:
         self._descent = Descent(self._fd)
         yield from self._walk(self._descent)
         if self._left_out.count or self._changed.count:
             yield self._remark()
         yield _END
 
-    def _walk(self, descent: Descent) -> Iterator[bytes]:
+    def _walk(self, descent: Descent) -> Iterator[bytes | _Content]:
         waiting = _Waiting()
         waiting.push(_names(descent.fd))
         while waiting:
@@ -128,7 +151,7 @@ class PackingSource:
             if entered:
                 waiting.push(_names(descent.fd))
 
-    def _entry(self, descent: Descent, name: bytes, path: bytes) -> Generator[bytes, None, bool]:
+    def _entry(self, descent: Descent, name: bytes, path: bytes) -> Generator[bytes | _Content, None, bool]:
         """Yield an entry of the lowest directory; return whether it is a directory that was entered."""
         try:
             status = os.stat(name, dir_fd=descent.fd, follow_symlinks=False)
@@ -154,7 +177,7 @@ class PackingSource:
         elif error.errno not in _GONE and error.errno != errno.EINVAL:
             raise file_error(error, path) from error
 
-    def _regular(self, parent: int, name: bytes, path: bytes) -> Iterator[bytes]:
+    def _regular(self, parent: int, name: bytes, path: bytes) -> Iterator[bytes | _Content]:
         found = open_child(parent, name, os.O_PATH | os.O_NOFOLLOW)
         try:
             status = check_data(found, path)
@@ -168,7 +191,7 @@ class PackingSource:
             os.close(found)
         yield from self._file(path, fd, status)
 
-    def _file(self, path: bytes, fd: int, status: os.stat_result) -> Iterator[bytes]:
+    def _file(self, path: bytes, fd: int, status: os.stat_result) -> Iterator[bytes | _Content]:
         """Yield header and content of an opened file, then close it."""
         inode = (status.st_dev, status.st_ino)
         first = self._links.get(inode) if status.st_nlink > 1 else None
@@ -183,17 +206,11 @@ class PackingSource:
         self._open_file = None
         os.close(fd)
 
-    def _content(self, fd: int, size: int, path: bytes) -> Iterator[bytes]:
-        left = size
-        while left:
-            data = os.read(fd, min(left, _PIECE_BYTES))
-            if not data:
-                self._changed.add(path)
-                yield from _zeros(left)
-                break
-            left -= len(data)
-            yield data
-        if not left and os.fstat(fd).st_size > size:
+    def _content(self, fd: int, size: int, path: bytes) -> Iterator[bytes | _Content]:
+        content = _Content(fd, size)
+        if size:
+            yield content
+        if content.is_cut or os.fstat(fd).st_size > size:
             self._changed.add(path)
         # Never an empty piece: that would look like the end.
         if padding := -size % tarfile.BLOCKSIZE:
@@ -232,6 +249,45 @@ class PackingSource:
 
 
 _STORED = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK})
+
+
+class _Content:
+    """The content of one file, as long as its header says, whatever becomes of the file meanwhile.
+
+    Attributes:
+        left: how many bytes are still to come. Never 0 while it is waiting to be taken from.
+        is_cut: the file ended before its time; zeros stand for what it lacks.
+    """
+
+    __slots__ = ("_fd", "is_cut", "left")
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._fd = fd
+        self.left = size_bytes
+        self.is_cut = False
+
+    def take(self, limit: int) -> bytes:
+        limit = min(limit, self.left)
+        data = b"" if self.is_cut else os.read(self._fd, limit)
+        if not data:
+            self.is_cut = True
+            data = bytes(limit)
+        self.left -= len(data)
+        return data
+
+    def fill(self, pipe: Pipe, limit: int) -> int:
+        """Put some into a pipe; return how many bytes, 0 when there is no room."""
+        count = 0
+        if not self.is_cut:
+            try:
+                count = pipe.fill_from_file(self._fd, min(self.left, limit))
+            except BlockingIOError:
+                return 0
+            self.is_cut = not count
+        if self.is_cut:
+            count = pipe.put(bytes(min(self.left, limit, _LARGE_BYTES)))
+        self.left -= count
+        return count
 
 
 class _Noted:
@@ -292,11 +348,3 @@ def _names(fd: int) -> Iterator[bytes]:
     with os.scandir(fd) as entries:
         for entry in entries:
             yield os.fsencode(entry.name)
-
-
-def _zeros(count: int) -> Iterator[bytes]:
-    block = bytes(min(count, _PIECE_BYTES))
-    while count:
-        part = block[:count] if count < len(block) else block
-        count -= len(part)
-        yield part

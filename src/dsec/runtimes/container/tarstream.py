@@ -141,6 +141,17 @@ class TarParser:
                 if entry is not None:
                     yield entry
 
+    @property
+    def content_left_bytes(self) -> int:
+        """How much of the present entry's content is still to come."""
+        return self._left_bytes if self._state is _State.CONTENT else 0
+
+    def skip_content(self, count: int) -> None:
+        """Account for content that went past the parser: at most `content_left_bytes`."""
+        self._left_bytes -= count
+        self._offset_bytes += count
+        self._end_content_if_complete()
+
     def _consume(self, view: memoryview, count: int) -> memoryview:
         self._left_bytes -= count
         self._offset_bytes += count

@@ -17,7 +17,9 @@ import stat
 from collections.abc import Callable
 
 from dsec.base.errors import DsecError, IsADirectoryInSandboxError, LimitExceededError, UnsafeArchiveError
+from dsec.base.units import KIB
 from dsec.linux.openat2 import open_child
+from dsec.linux.pipes import Pipe
 from dsec.linux.userns import IDS_PER_RANGE
 from dsec.runtimes.container.contents import write_all
 from dsec.runtimes.container.file_errors import file_error, show
@@ -26,6 +28,9 @@ from dsec.runtimes.container.tarstream import EntryKind, TarEntry, TarParser
 
 MAXIMUM_LATE_MODES = 10_000
 """Directories whose mode would stop their own unpacking; those get it at the end."""
+
+_LONG_BYTES = 64 * KIB
+"""Content that is worth a system call of its own."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -66,6 +71,26 @@ class UnpackingSink:
                     self._begin(event)
             else:
                 self._content(event)
+
+    def drain(self, pipe: Pipe, count: int) -> None:
+        """Move long contents from the pipe to their file; what is between them passes the parser."""
+        while count:
+            wanted = min(count, self._parser.content_left_bytes)
+            if wanted >= _LONG_BYTES:
+                self._move(pipe, wanted)
+                count -= wanted
+            else:
+                data = pipe.take(min(count, _LONG_BYTES))
+                self.put(data)
+                count -= len(data)
+
+    def _move(self, pipe: Pipe, count: int) -> None:
+        assert self._file is not None
+        assert self._entry is not None
+        with _Naming(self._entry):
+            pipe.empty_to_file(self._file, count)
+            self._parser.skip_content(count)
+            self._written(count)
 
     def finish(self) -> None:
         self._parser.check_ended()
@@ -213,9 +238,14 @@ class UnpackingSink:
         assert self._entry is not None
         with _Naming(self._entry):
             write_all(self._file, data)
-            self._left_bytes -= len(data)
-            if not self._left_bytes:
-                self._end_file(self._file, self._entry)
+            self._written(len(data))
+
+    def _written(self, count: int) -> None:
+        assert self._file is not None
+        assert self._entry is not None
+        self._left_bytes -= count
+        if not self._left_bytes:
+            self._end_file(self._file, self._entry)
 
     def _end_file(self, fd: int, entry: TarEntry) -> None:
         self._give(fd, entry)

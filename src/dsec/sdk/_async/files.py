@@ -9,6 +9,7 @@ from pathlib import Path
 from dsec.base.errors import PathNotFoundError
 from dsec.model.files import FileChange, FileInfo
 from dsec.sdk.archive import DEFAULT_UNPACK_LIMITS, Unpacked, UnpackLimits, pack_stream, unpack_stream
+from dsec.sdk.local import LocalFile, local_permissions, save
 from dsec.service.port import SandboxService
 
 
@@ -47,6 +48,19 @@ class AsyncFiles:
         return await self._service.write_file(
             self._sandbox_id, path, _encoded(content), permissions=permissions, user=user
         )
+
+    async def write_from(
+        self, path: str, source: str | Path, *, permissions: int | None = None, user: str | None = None
+    ) -> FileInfo:
+        """Write a file from one of this host, whose permissions it gets when none are given. No byte is copied on the
+        way where both ends can do without."""
+        local = Path(source)
+        mode = local_permissions(local) if permissions is None else permissions
+        return await self._service.write_file(self._sandbox_id, path, LocalFile(local), permissions=mode, user=user)
+
+    async def read_into(self, path: str, target: str | Path, *, user: str | None = None) -> int:
+        """Write a file's content into one of this host, which takes its name when all is there; return its size."""
+        return await save(self._service.read_file(self._sandbox_id, path, user=user), Path(target))
 
     async def append(
         self, path: str, content: bytes | str | AsyncIterable[bytes], *, user: str | None = None

@@ -12,6 +12,7 @@ from dsec.base.errors import PathNotFoundError
 from dsec.model.files import FileChange, FileInfo
 from dsec.sdk._sync.service import BlockingService
 from dsec.sdk.archive import DEFAULT_UNPACK_LIMITS, Unpacked, UnpackLimits, pack, unpack
+from dsec.sdk.local import LocalFile, local_permissions, save_blocking
 
 
 class Files:
@@ -47,6 +48,19 @@ class Files:
     ) -> FileInfo:
         """Write a file, replacing what was there at once when all has arrived; missing directories are made."""
         return self._service.write_file(self._sandbox_id, path, _encoded(content), permissions=permissions, user=user)
+
+    def write_from(
+        self, path: str, source: str | Path, *, permissions: int | None = None, user: str | None = None
+    ) -> FileInfo:
+        """Write a file from one of this host, whose permissions it gets when none are given. No byte is copied on the
+        way where both ends can do without."""
+        local = Path(source)
+        mode = local_permissions(local) if permissions is None else permissions
+        return self._service.write_file(self._sandbox_id, path, LocalFile(local), permissions=mode, user=user)
+
+    def read_into(self, path: str, target: str | Path, *, user: str | None = None) -> int:
+        """Write a file's content into one of this host, which takes its name when all is there; return its size."""
+        return save_blocking(self._service.read_file(self._sandbox_id, path, user=user), Path(target))
 
     def append(self, path: str, content: bytes | str | Iterable[bytes], *, user: str | None = None) -> FileInfo:
         """Add to the end of a file."""

@@ -21,6 +21,7 @@ from dsec.model.process import (
 )
 from dsec.model.sandbox import Lifetime, SandboxFilter, SandboxInfo, SandboxSpec, SandboxStats
 from dsec.sdk.bridge import Held, as_async, call, hold, iterate
+from dsec.service.content import ByteStream
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream, SandboxService
 
 
@@ -136,7 +137,7 @@ class BlockingService:
         self,
         sandbox_id: str,
         path: str,
-        content: Iterable[bytes] | bytes,
+        content: Iterable[bytes] | ByteStream | bytes,
         *,
         append: bool = False,
         permissions: int = 420,
@@ -179,7 +180,9 @@ class BlockingService:
     def download(self, sandbox_id: str, path: str, *, user: str | None = None) -> Iterator[bytes]:
         return iterate(self._service.download(sandbox_id, path, user=user))
 
-    def upload(self, sandbox_id: str, path: str, archive: Iterable[bytes], *, user: str | None = None) -> None:
+    def upload(
+        self, sandbox_id: str, path: str, archive: Iterable[bytes] | ByteStream, *, user: str | None = None
+    ) -> None:
         call(self._service.upload, sandbox_id, path, as_async(archive), user=user)
 
     def images(self) -> Sequence[ImageInfo]:
