@@ -16,6 +16,8 @@ _LOW_SHARE = 0.5
 _WELL_SHARE = 0.75
 _BACK_SHARE = 0.25
 _FAILURES_TO_TELL = 3
+_LEAST_LEVEL = 4
+"""A smaller pool is below half with every task that it serves."""
 _NOTHING: frozenset[Trouble] = frozenset()
 
 
@@ -56,12 +58,16 @@ class Drain:
         self, *, level: int, ready: int, waiting: int, at_cap: bool, not_clean: bool, failures: int
     ) -> frozenset[Trouble]:
         """Return what is wrong at these numbers, given what was wrong before."""
-        if ready >= _WELL_SHARE * level:
+        if ready and ready >= _WELL_SHARE * level:
             self._was_full = True
         if ready > _WELL_SHARE * level and not (self._now or not_clean or failures):
             return _NOTHING
         found: set[Trouble] = set()
-        if self._was_full and ready < (_WELL_SHARE if Trouble.LOW in self._now else _LOW_SHARE) * level:
+        if (
+            self._was_full
+            and level >= _LEAST_LEVEL
+            and ready < (_WELL_SHARE if Trouble.LOW in self._now else _LOW_SHARE) * level
+        ):
             found.add(Trouble.LOW)
         if self._was_full and (ready < _BACK_SHARE * level if Trouble.DRAINED in self._now else waiting > ready):
             found.add(Trouble.DRAINED)

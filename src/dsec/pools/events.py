@@ -70,10 +70,16 @@ class Recycled(PoolEvent, frozen=True):
 
 
 class Adopted(PoolEvent, frozen=True):
-    """A sandbox of an earlier life of the node was found: ready, or in use by a task."""
+    """Sandboxes of an earlier life of the node were found. All at once, so that nothing is created in between for what
+    is there.
 
-    sandbox: str
-    in_use: bool = False
+    Attributes:
+        ready: those that stand ready.
+        in_use: those that tasks have.
+    """
+
+    ready: tuple[str, ...] = ()
+    in_use: tuple[str, ...] = ()
 
 
 class Gone(PoolEvent, frozen=True):

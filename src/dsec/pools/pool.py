@@ -221,10 +221,8 @@ class Pool:
             self._recycle_queue.remove(sandbox)
 
     def _adopted(self, event: events.Adopted, now_s: float) -> None:
-        if event.in_use:
-            self._in_use[event.sandbox] = now_s
-        else:
-            self._ready[event.sandbox] = None
+        self._ready.update(dict.fromkeys(event.ready))
+        self._in_use.update(dict.fromkeys(event.in_use, now_s))
 
     def _policy_changed(self, policy: PoolPolicy) -> None:
         if (policy.window_s, policy.horizon_s) != (self.policy.window_s, self.policy.horizon_s):

@@ -48,14 +48,11 @@ class Pools:
         """Begin with the pools of the journal. What an earlier node left ready, and tenants, are counted again."""
         for record in records:
             self._add(record)
-        for carrier, berth in list(self._core.vacant.items()):
-            pool = self._pools.get(berth.record.pool)
-            if pool is not None:
-                pool.tell(events.Adopted(carrier))
-        for sandbox in self._core.registry:
-            pool = self._pools.get(sandbox.record.pool)
-            if pool is not None and sandbox.generation is not None:
-                pool.tell(events.Adopted(sandbox.record.carrier, in_use=True))
+        tenants = [sandbox.record for sandbox in self._core.registry if sandbox.generation is not None]
+        for name, pool in self._pools.items():
+            ready = tuple(carrier for carrier, berth in self._core.vacant.items() if berth.record.pool == name)
+            in_use = tuple(record.carrier for record in tenants if record.pool == name)
+            pool.tell(events.Adopted(ready, in_use))
 
     def _add(self, record: PoolRecord) -> LivePool:
         async def image() -> MountedImage:
