@@ -90,14 +90,18 @@ def local_permissions(path: Path) -> int:
 async def save(content: AsyncIterator[bytes], target: Path, *, permissions: int = 0o644) -> int:
     """Write what comes into a local file, which takes its name when all of it is there; return how many bytes.
 
+    Args:
+        permissions: the file's, whatever the umask.
+
     Raises:
         InvalidRequestError: the file cannot be written.
     """
     fresh = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
     try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             size_bytes = await _pour(content, fd)
+            os.fchmod(fd, permissions)
         finally:
             os.close(fd)
         fresh.replace(target)

@@ -6,7 +6,6 @@ and links that point out of the copied tree, devices and FIFOs are left out and 
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from collections.abc import AsyncIterator
@@ -22,9 +21,9 @@ from dsec.cli.output import note
 from dsec.cli.sandbox import archive, terminal
 from dsec.model.files import FileKind
 from dsec.model.process import Stream
+from dsec.service.local import LocalFile, local_permissions, save
 from dsec.service.port import SandboxService
 
-_CHUNK_BYTES = 1 << 18
 _REMOTE = re.compile(r"(sbx-[a-z0-9-]+):(.*)", re.DOTALL)
 
 
@@ -86,7 +85,7 @@ async def _copy_out(service: SandboxService, source: Place, target: str, user: s
     if is_directory:
         await _unpack(service.download(sandbox_id, path, user=user), place)
     else:
-        await _save(service.read_file(sandbox_id, path, user=user), place, info.mode)
+        await save(service.read_file(sandbox_id, path, user=user), place, permissions=info.mode & 0o777)
 
 
 def _local_place(target: str, name: str) -> Path:
@@ -96,21 +95,6 @@ def _local_place(target: str, name: str) -> Path:
     if not path.parent.is_dir():
         raise PathNotFoundError(f"{path.parent} is not a directory of this host")
     return path
-
-
-async def _save(content: AsyncIterator[bytes], place: Path, mode: int) -> None:
-    """Write a file under a temporary name and move it into place, so that nobody sees half of it."""
-    fresh = place.with_name(f".{place.name}.{os.getpid()}.part")
-    try:
-        with open(fresh, "xb") as file:
-            async for data in content:
-                file.write(data)
-        fresh.chmod(mode & 0o777)
-        fresh.replace(place)
-    except OSError as error:
-        raise _local(error) from error
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 async def _unpack(content: AsyncIterator[bytes], place: Path) -> None:
@@ -145,8 +129,8 @@ async def _copy_in(service: SandboxService, source: str, target: Place, user: st
         async with archive.pack(path) as content:
             await service.upload(sandbox_id, place, content, user=user)
     elif path.is_file():
-        mode = path.stat().st_mode & 0o777
-        await service.write_file(sandbox_id, place, _read(path), permissions=mode, user=user)
+        mode = local_permissions(path)
+        await service.write_file(sandbox_id, place, LocalFile(path), permissions=mode, user=user)
     else:
         raise InvalidRequestError(f"{path} is neither a file nor a directory")
 
@@ -157,12 +141,3 @@ async def _remote_place(service: SandboxService, target: Place, name: str, user:
     except PathNotFoundError:
         return posixpath.join(target.path, name) if target.path.endswith("/") else target.path
     return posixpath.join(target.path, name) if info.kind is FileKind.DIRECTORY else target.path
-
-
-async def _read(path: Path) -> AsyncIterator[bytes]:
-    try:
-        with open(path, "rb") as file:
-            while data := file.read(_CHUNK_BYTES):
-                yield data
-    except OSError as error:
-        raise _local(error) from error
