@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from dsec.base.errors import InvalidRequestError
+from dsec.base.toml_lines import Path, find_lines, line_of
 from dsec.planner.dimension import PURE, Dimension
-from dsec.planner.lines import Path, find_lines, line_of
 from dsec.planner.quantity import Quantity, example, parse_quantity
 
 _LONGEST_TEXT = 4 << 20

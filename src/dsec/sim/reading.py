@@ -17,9 +17,9 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+from dsec.base.toml_source import Key, KeyPath, TomlSource
 from dsec.sim.distributions import Distribution
 from dsec.sim.quantities import expected, parse_quantity, unit_of
-from dsec.sim.toml_source import Key, KeyPath, TomlSource
 
 _AT = re.compile(r"(?s)(.*) - at `\$?(.*)`")
 _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([A-Za-z0-9_-]+)")

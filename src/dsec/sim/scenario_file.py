@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from dsec.base.errors import InvalidRequestError, NotFoundError
+from dsec.base.toml_source import TomlSource
 from dsec.model.value import Value
 from dsec.sim.fleet.scenario import FleetScenario
 from dsec.sim.levels import LevelsScenario
 from dsec.sim.reading import read_struct
 from dsec.sim.rounds import RoundsScenario
-from dsec.sim.toml_source import TomlSource
 
 Scenario = RoundsScenario | FleetScenario | LevelsScenario
 _MODELS: dict[str, type[RoundsScenario] | type[FleetScenario] | type[LevelsScenario]] = {
@@ -120,6 +120,7 @@ class _Around(Value, frozen=True, forbid_unknown_fields=False):
     claims: tuple[Claim, ...] = ()
     pictures: tuple[Picture, ...] = ()
     columns: tuple[str, ...] = ()
+    remarks: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +132,9 @@ class ScenarioFile:
         directory: where paths inside it begin.
         base: the scenario without any case.
         cases: the scenario of each case, in order.
-        around: cases, claims, pictures as written.
+        claims, pictures: as written.
         columns: numbers that the table of results shows.
+        remarks: what the results say, for people.
     """
 
     name: str
@@ -142,6 +144,7 @@ class ScenarioFile:
     claims: tuple[Claim, ...] = ()
     pictures: tuple[Picture, ...] = ()
     columns: tuple[str, ...] = ()
+    remarks: str = ""
 
     def only(self, names: tuple[str, ...]) -> ScenarioFile:
         """Return it with some of its cases.
@@ -167,7 +170,9 @@ def parse_scenario(name: str, text: str, *, directory: Path = Path(), where: str
     source = TomlSource.parse(where or name, text)
     values = dict(source.values)
     around = read_struct(
-        source, _Around, {key: values.pop(key) for key in ("cases", "claims", "pictures", "columns") if key in values}
+        source,
+        _Around,
+        {key: values.pop(key) for key in ("cases", "claims", "pictures", "columns", "remarks") if key in values},
     )
     kind = _kind(source, values)
     base = read_struct(source, kind, values)
@@ -181,6 +186,7 @@ def parse_scenario(name: str, text: str, *, directory: Path = Path(), where: str
         claims=around.claims,
         pictures=around.pictures,
         columns=around.columns,
+        remarks=around.remarks,
     )
 
 
