@@ -14,9 +14,10 @@ from typing import Any
 from dsec import __version__
 from dsec.api import wire
 from dsec.api.openapi import document
-from dsec.api.routes import METADATA_PREFIX
-from dsec.base.errors import InvalidRequestError
+from dsec.api.routes import METADATA_PREFIX, EventsQuery
+from dsec.base.errors import CapabilityMissingError, InvalidRequestError
 from dsec.model.sandbox import SandboxFilter
+from dsec.service.pools import HasPools, PoolService
 from dsec.service.port import CommandStream, SandboxService
 
 
@@ -48,6 +49,30 @@ async def images(call: Call) -> object:
 
 async def capabilities(call: Call) -> object:
     return await call.service.capabilities()
+
+
+def _pools(call: Call) -> PoolService:
+    if not isinstance(call.service, HasPools):
+        raise CapabilityMissingError("this service keeps no pools", resolution="talk to a node")
+    return call.service.pools
+
+
+async def list_pools(call: Call) -> object:
+    return await _pools(call).list_pools()
+
+
+async def set_pool(call: Call) -> object:
+    body: wire.SetPoolRequest = call.body
+    return await _pools(call).set_pool(body.spec, body.change)
+
+
+async def remove_pool(call: Call) -> None:
+    await _pools(call).remove_pool(call.path["pool_id"])
+
+
+async def events(call: Call) -> object:
+    query: EventsQuery = call.query
+    return await _pools(call).events(since_s=query.since_s, task=query.task)
 
 
 async def create(call: Call) -> object:
@@ -220,7 +245,7 @@ VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
             health, openapi, images, capabilities, create, inspect, remove, statistics, extend, pause, resume, rollback,
             end_processes, stop, run, start_process, list_processes, wait_process, signal_process, open_session,
             run_in_session, close_session, write_file, remove_file, stat_file, list_files, make_directory, move_file,
-            upload,
+            upload, list_pools, set_pool, remove_pool, events,
         )
     },
 }  # fmt: skip

@@ -14,8 +14,10 @@ import msgspec
 from dsec.api import wire
 from dsec.api.wire import invalid_body
 from dsec.model.capability import CapabilityReport
+from dsec.model.event import NodeEvent
 from dsec.model.files import FileInfo
 from dsec.model.image import ImageInfo
+from dsec.model.pool import PoolInfo
 from dsec.model.process import CommandRequest, CommandResult, ProcessInfo, SessionCommand, SessionInfo, SessionRequest
 from dsec.model.sandbox import Lifetime, SandboxInfo, SandboxState, SandboxStats
 from dsec.model.value import Value
@@ -72,6 +74,13 @@ class MoveQuery(Value, frozen=True):
     source: str
     target: str
     user: str | None = None
+
+
+class EventsQuery(Value, frozen=True):
+    """Events since a wall-clock time in seconds; of one task and of none, or of all."""
+
+    since_s: float = 0.0
+    task: str = ""
 
 
 class FilterQuery(Value, frozen=True):
@@ -171,6 +180,14 @@ _TABLE: tuple[Route, ...] = (
     Route(name="images", method="GET", path="/v1/images", summary="List the images.", result=list[ImageInfo]),
     Route(name="capabilities", method="GET", path="/v1/capabilities", summary="Say what the node can enforce.",
           result=list[CapabilityReport]),
+    Route(name="list_pools", method="GET", path="/v1/pools", summary="List the pools of ready sandboxes.",
+          result=list[PoolInfo]),
+    Route(name="set_pool", method="PUT", path="/v1/pools", summary="Make the pool of a spec's shape, or set it anew.",
+          body=wire.SetPoolRequest, result=PoolInfo),
+    Route(name="remove_pool", method="DELETE", path="/v1/pools/{pool_id}",
+          summary="Take a pool away; what tasks have stays theirs.", status=204),
+    Route(name="events", method="GET", path="/v1/events", summary="Tell what happened to creations and pools.",
+          query=EventsQuery, result=list[NodeEvent]),
     Route(name="create", method="POST", path="/v1/sandboxes",
           summary="Create a sandbox; the same sandbox_id and spec return the same sandbox.",
           body=wire.CreateRequest, result=SandboxInfo, status=201, ends_with_client=True),

@@ -17,6 +17,7 @@ import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError, error_from_code, error_types
 from dsec.model.files import FileChange
+from dsec.model.pool import PoolChange
 from dsec.model.process import (
     CommandRequest,
     ErrorEvent,
@@ -72,6 +73,13 @@ class RollbackRequest(Value, frozen=True):
     """Return to the clean state, or to the named checkpoint."""
 
     snapshot: str | None = None
+
+
+class SetPoolRequest(Value, frozen=True):
+    """Make the pool of the spec's shape, or set it anew; what `change` leaves out stays as it is."""
+
+    spec: SandboxSpec
+    change: PoolChange = PoolChange()
 
 
 class WaitRequest(Value, frozen=True):

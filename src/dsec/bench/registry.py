@@ -47,7 +47,17 @@ BENCHMARKS = (
         "dsec.bench.create:bench_create",
         "Create a sandbox, the image resident; beside `docker run -d` and bare crun.",
     ),
-    Benchmark("pool", "dsec.bench.pool:bench_pool", "Recycle a used sandbox; beside destroying and creating another."),
+    Benchmark(
+        "pool",
+        "dsec.bench.pool:bench_pool",
+        "Hand out a ready sandbox in process and over HTTP, and recycle; beside creating each anew.",
+    ),
+    Benchmark(
+        "levels",
+        "dsec.bench.levels:bench_levels",
+        "Waiting with a ready level that follows the arrivals; beside a fixed one of equal memory (simulated).",
+        samples=3,
+    ),
     Benchmark(
         "exec",
         "dsec.bench.execute:bench_exec",
