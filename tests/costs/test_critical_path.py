@@ -12,7 +12,7 @@ from dsec.base.errors import InvalidRequestError
 from dsec.costs import critical_path
 from dsec.costs.timeline import Activity, Residency, RoundTimes, task_spans, task_timeline, uniform_task_timeline
 
-times = st.floats(0, 100)
+times = st.just(0.0) | st.floats(0.001, 100)
 tasks = st.fixed_dictionaries(
     {
         "rounds": st.integers(1, 6),

@@ -13,6 +13,7 @@ FILES = {
     "figure-11-01": 26,
     "example-11-1": 17,
     "figure-11-03": 13,
+    "figure-11-05": 6,
     "section-11-1-2-density": 7,
     "section-11-1-2-tool-starts": 10,
     "section-11-1-3": 2,
@@ -51,6 +52,14 @@ def test_a_worksheet_with_another_number_does_not_hold() -> None:
     text = (EXAMPLES / "example-11-1.toml").read_text().replace('expect = "168 %"', 'expect = "167 %"')
     plan = make_plan(text, name="example-11-1.toml")
     assert [check.name for check in plan.checks if not check.holds] == ["memory_share"]
+
+
+@pytest.mark.parametrize("start_up_s", [8, 4])
+@pytest.mark.parametrize(("name", "held_s"), [("short", 10), ("middle", 20), ("long", 40)])
+def test_exercise_11_5_by_walking_through_the_time_held(name: str, held_s: int, start_up_s: int) -> None:
+    plan = make_plan((EXAMPLES / "exercise-11-5.toml").read_text(), name="exercise-11-5.toml")
+    tokens = sum(1 for hundredth in range(held_s * 100) if hundredth >= start_up_s * 100)
+    assert plan.figures[f"{name}_{'yield' if start_up_s == 8 else 'quick'}.yielded"].value == tokens
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -12,7 +12,7 @@ from dsec.base.errors import InvalidRequestError
 from dsec.costs import image_loading, page_cache, pause, prediction, rebuild
 
 sizes = st.floats(0.01, 100)
-times = st.floats(0, 1000)
+times = st.just(0.0) | st.floats(0.001, 1000)
 prices = st.floats(1e-7, 1e-3)
 chances = st.floats(0, 1)
 

@@ -13,7 +13,7 @@ from dsec.costs.relocation import Start, delay_by_moving_s, longest_move_for_bot
 
 amounts = st.dictionaries(st.sampled_from(["cores", "h100", "memory"]), st.integers(0, 20), min_size=1)
 nodes = st.dictionaries(st.sampled_from(["one", "two", "three"]), amounts, min_size=1)
-times = st.floats(0, 1000)
+times = st.just(0.0) | st.floats(0.001, 1000)
 
 
 @given(free=nodes, asked=amounts)

@@ -126,12 +126,14 @@ def played_wait_s(count: int, share: float, *, constant: bool) -> float:
 PLAYED = [(1, 0.7, 0.1), (4, 0.8, 0.15), (16, 0.8, 0.3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "share", "within"), PLAYED)
 def test_markov_queues_wait_as_long_as_when_they_are_played(count: int, share: float, within: float) -> None:
     seen = waiting(arrivals_per_s=share * count, servers=count, service_s=1)
     assert played_wait_s(count, share, constant=False) == pytest.approx(seen.mean_wait_s, rel=within)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "share", "within"), PLAYED)
 def test_constant_service_waits_about_as_long_as_when_it_is_played(count: int, share: float, within: float) -> None:
     seen = waiting(arrivals_per_s=share * count, servers=count, service_s=1, service_variation=0)
