@@ -21,7 +21,8 @@ _SERIES = (
     ("cloud", "sandboxes"),
 )
 COUNTED = (
-    "asked", "created", "completed", "ended", "given_up", "lost", "restarted", "rejected", "timed_out", "refused",
+    "asked", "asked_again", "created", "completed", "ended", "given_up", "lost", "restarted", "rejected", "timed_out",
+    "refused",
     "orphaned", "leaked", "duplicates", "image_hits", "image_fetches", "sent_to_cloud", "takeovers",
 )  # fmt: skip
 
@@ -55,6 +56,7 @@ class Measures:
 
     # Counters are plain attributes, because they are the hottest lines of a run.
     asked: int
+    asked_again: int
     created: int
     completed: int
     ended: int

@@ -269,12 +269,23 @@ class FleetModel:
             self._carry(now_s, sandbox, creation.resume(now_s))
 
     def _give_up(self, now_s: float, sandbox: SimSandbox) -> None:
+        """The creation failed for good; whoever wanted it asks again, while it has patience."""
+        workload = sandbox.kind.workload
+        if workload.ask_again_s and now_s + workload.ask_again_s - sandbox.asked_s <= workload.patience_s:
+            self.measures.asked_again += 1
+            self._schedulers.answered(sandbox)
+            self.calendar.at(now_s + workload.ask_again_s, self._ask_again, sandbox)
+            return
         sandbox.ended = True
         self.measures.given_up += 1
         self.measures.waiting.add(now_s, -1)
         self._schedulers.answered(sandbox)
         if sandbox.kind.closed:
             self._ask(now_s, sandbox.kind, sandbox.group)
+
+    def _ask_again(self, now_s: float, sandbox: SimSandbox) -> None:
+        assert sandbox.creation is not None
+        self._schedulers.submit(now_s, sandbox, sandbox.creation.request.shape)
 
     # Living.
 

@@ -76,7 +76,7 @@ class SimNode:
         self._capacity = Capacity(
             cpu_millis=round(group.cores * 1000),
             memory_bytes=group.memory_bytes,
-            disk_bytes=1 << 62,
+            disk_bytes=1 << 50,
             sandboxes=group.maximum_sandboxes,
             creations=group.creations_at_once,
         )

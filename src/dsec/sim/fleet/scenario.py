@@ -97,6 +97,7 @@ class Workload(Value, frozen=True, kw_only=True):
         snapshot_bytes: what a trajectory writes to the common store at its end.
         restart_lost: whether a sandbox that its node lost is asked for again.
         patience_s: after that time without a sandbox a request is given up.
+        ask_again_s: whoever was told of a failure asks again after this time; 0: does not.
         burst_share: of the images, what the cloud has.
     """
 
@@ -118,6 +119,7 @@ class Workload(Value, frozen=True, kw_only=True):
     snapshot_bytes: Annotated[int, Meta(ge=0)] = 0
     restart_lost: bool = True
     patience_s: Positive = 600.0
+    ask_again_s: NotNegative = 10.0
     burst_share: Share = 0.0
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from zlib import crc32
 
 from dsec.placement.creation import Creation, Step
 from dsec.placement.engine import PlacementEngine
 from dsec.placement.request import PlacementRequest, Shape
+from dsec.placement.shards import first_table, rebalanced
 from dsec.placement.view import NodeView
 from dsec.sim.calendar import Calendar
 from dsec.sim.distributions import Streams
@@ -58,7 +58,8 @@ class Schedulers:
         self.watching = True
         self.takeovers = 0
         self._lives = 0
-        self._shards = Shards(rules.schedulers)
+        self._numbers = {_name(at): at for at in range(rules.schedulers)}
+        self._table = first_table(self._numbers)
 
     def _engine(self, name: str) -> PlacementEngine:
         bits = random.Random(self._streams.integer(name)).getrandbits
@@ -88,7 +89,7 @@ class Schedulers:
 
     def submit(self, now_s: float, sandbox: SimSandbox, shape: Shape) -> None:
         """Begin a creation with the scheduler that owns the task; wait while nobody does."""
-        owner = self._shards.owner(sandbox.task)
+        owner = self._numbers[self._table.owner_of(sandbox.task)] if len(self.all) > 1 else 0
         scheduler = self.all[owner]
         if not scheduler.alive:
             self._calendar.at(now_s + 1.0, self._again, (sandbox, shape))
@@ -136,12 +137,12 @@ class Schedulers:
         dead = self.all[which]
         if dead.alive:
             return
-        heirs = [at for at, scheduler in enumerate(self.all) if scheduler.alive]
+        heirs = self._living()
         if not heirs:
             self._calendar.at(now_s + self._rules.takeover_s, self._take_over, which)
             return
         self.takeovers += 1
-        self._shards.move(which, heirs)
+        self._table = rebalanced(self._table, heirs)
         self._ask_again(now_s, dead)
 
     def _ask_again(self, now_s: float, scheduler: SimScheduler) -> None:
@@ -151,35 +152,21 @@ class Schedulers:
             if not sandbox.ended and sandbox.node is None and sandbox.creation is not None:
                 self.submit(now_s, sandbox, sandbox.creation.request.shape)
 
+    def _living(self) -> list[str]:
+        return [_name(at) for at, scheduler in enumerate(self.all) if scheduler.alive]
+
     def restore(self, now_s: float, which: int) -> None:
-        """A scheduler comes back, knowing nothing; it gets its shards again."""
+        """A scheduler comes back, knowing nothing; it gets shards from the others."""
         scheduler = self.all[which]
         self._lives += 1
         scheduler.alive, scheduler.free_s = True, now_s
         scheduler.engine = self._engine(f"scheduler {which} life {self._lives}")
-        self._shards.restore(which)
+        self._table = rebalanced(self._table, self._living())
         for node in self._nodes:
             if node.alive:
                 scheduler.engine.observe(node.view(), now_s)
         self._ask_again(now_s, scheduler)
 
 
-class Shards:
-    """tmp"""
-
-    def __init__(self, schedulers: int) -> None:
-        self._home = [at % schedulers for at in range(4 * schedulers)]
-        self._owner = list(self._home)
-
-    def owner(self, task: str) -> int:
-        return self._owner[crc32(task.encode()) % len(self._owner)]
-
-    def move(self, which: int, heirs: Sequence[int]) -> None:
-        for at, owner in enumerate(self._owner):
-            if owner == which:
-                self._owner[at] = heirs[at % len(heirs)]
-
-    def restore(self, which: int) -> None:
-        for at, home in enumerate(self._home):
-            if home == which:
-                self._owner[at] = which
+def _name(which: int) -> str:
+    return f"scheduler-{which}"
