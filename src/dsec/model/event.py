@@ -36,7 +36,7 @@ class EventKind(enum.Enum):
     """Figures of a pool and of the host, about once a second."""
 
 
-class EventReading(Value, frozen=True):
+class EventReading(Value, frozen=True, omit_defaults=True):
     """Figures at one instant. What is not known is None.
 
     Attributes:
