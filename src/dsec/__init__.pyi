@@ -117,6 +117,9 @@ from dsec.base.errors import (
 from dsec.base.errors import (
     UserNotFoundError as UserNotFoundError,
 )
+from dsec.base.errors import (
+    WrongNodeError as WrongNodeError,
+)
 from dsec.model.sandbox import Lifetime as Lifetime
 from dsec.model.sandbox import Network as Network
 from dsec.model.sandbox import Resources as Resources

@@ -13,6 +13,7 @@ import httpx2
 import msgspec
 import pytest
 
+from dsec.api import wire
 from dsec.api.application import Limits
 from dsec.api.server import TcpAddress, serve
 from dsec.base.errors import (
@@ -21,8 +22,10 @@ from dsec.base.errors import (
     SandboxExitedError,
     UnauthorizedError,
     UnknownOutcomeError,
+    WrongNodeError,
     error_types,
 )
+from dsec.model.node import NodeInfo
 from dsec.model.process import (
     CommandRequest,
     CommandResult,
@@ -33,7 +36,7 @@ from dsec.model.process import (
     Stream,
     TerminalSize,
 )
-from dsec.model.sandbox import SandboxInfo, SandboxSpec
+from dsec.model.sandbox import SandboxInfo, SandboxSpec, SandboxState
 from dsec.node.node import Node
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
@@ -292,10 +295,14 @@ async def test_where_nobody_listens_the_node_is_unavailable(short_dir: Path) -> 
 
 @asynccontextmanager
 async def cutting_server(connections: list[bytes]) -> AsyncIterator[str]:
-    """A server that reads each request and hangs up."""
+    """A server that reads each request and hangs up, but says who it is."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(await reader.read(65536))
+        data = await reader.read(65536)
+        if data.startswith(b"GET /v1/node "):
+            writer.write(answer(200, NodeInfo(node="cut00")))
+        else:
+            connections.append(data)
         writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
@@ -323,6 +330,40 @@ async def test_a_creation_cut_midway_is_asked_for_again_under_the_same_id() -> N
     bodies = [msgspec.msgpack.decode(data.partition(b"\r\n\r\n")[2]) for data in connections]
     assert len(bodies) == 2
     assert bodies[0]["sandbox_id"] == bodies[1]["sandbox_id"]
+
+
+def answer(status: int, value: Any) -> bytes:
+    body = msgspec.msgpack.encode(value)
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/msgpack\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}connection: close\r\n\r\n".encode() + body
+
+
+async def test_ids_follow_the_node_when_another_one_serves_at_the_address() -> None:
+    nodes = ["first", "first", "other"]
+    asked: list[str] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = await reader.read(65536)
+        if data.startswith(b"GET /v1/node "):
+            writer.write(answer(200, NodeInfo(node=nodes[0])))
+        else:
+            asked.append(msgspec.msgpack.decode(data.partition(b"\r\n\r\n")[2])["sandbox_id"])
+            nodes.pop(0)
+            if asked[-1].startswith(f"sbx-{nodes[0]}-"):
+                info = SandboxInfo(sandbox_id=asked[-1], state=SandboxState.READY, spec=SandboxSpec(), created_at_s=0.0)
+                writer.write(answer(201, info))
+            else:
+                writer.write(answer(421, wire.error_body(WrongNodeError("that is another node's"))))
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        service = HttpService(Endpoint(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        await service.create(SandboxSpec())
+        nodes[:] = ["other"] * 3
+        assert (await service.create(SandboxSpec())).sandbox_id == asked[-1]
+        await service.aclose()
+    assert [sandbox_id[:10] for sandbox_id in asked] == ["sbx-first-", "sbx-first-", "sbx-other-"]
 
 
 async def test_shutdown_lets_a_unary_request_finish_and_ends_the_rest(standin: Standin) -> None:

@@ -43,6 +43,10 @@ async def openapi(call: Call) -> object:
     return document()
 
 
+async def node(call: Call) -> object:
+    return await call.service.node()
+
+
 async def images(call: Call) -> object:
     return await call.service.images()
 
@@ -242,10 +246,10 @@ VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
     **{
         handler.__name__: handler
         for handler in (
-            health, openapi, images, capabilities, create, inspect, remove, statistics, extend, pause, resume, rollback,
-            end_processes, stop, run, start_process, list_processes, wait_process, signal_process, open_session,
-            run_in_session, close_session, write_file, remove_file, stat_file, list_files, make_directory, move_file,
-            upload, list_pools, set_pool, remove_pool, events,
+            health, openapi, node, images, capabilities, create, inspect, remove, statistics, extend, pause, resume,
+            rollback, end_processes, stop, run, start_process, list_processes, wait_process, signal_process,
+            open_session, run_in_session, close_session, write_file, remove_file, stat_file, list_files,
+            make_directory, move_file, upload, list_pools, set_pool, remove_pool, events,
         )
     },
 }  # fmt: skip

@@ -17,6 +17,7 @@ from dsec.model.capability import CapabilityReport
 from dsec.model.event import NodeEvent
 from dsec.model.files import FileInfo
 from dsec.model.image import ImageInfo
+from dsec.model.node import NodeInfo
 from dsec.model.pool import PoolInfo
 from dsec.model.process import CommandRequest, CommandResult, ProcessInfo, SessionCommand, SessionInfo, SessionRequest
 from dsec.model.sandbox import Lifetime, SandboxInfo, SandboxState, SandboxStats
@@ -177,6 +178,8 @@ _TABLE: tuple[Route, ...] = (
           result=wire.Health, public=True),
     Route(name="openapi", method="GET", path="/v1/openapi.json", summary="This document.",
           result=dict[str, Any], public=True),
+    Route(name="node", method="GET", path="/v1/node", summary="Say which node this is, and what its host has.",
+          result=NodeInfo),
     Route(name="images", method="GET", path="/v1/images", summary="List the images.", result=list[ImageInfo]),
     Route(name="capabilities", method="GET", path="/v1/capabilities", summary="Say what the node can enforce.",
           result=list[CapabilityReport]),

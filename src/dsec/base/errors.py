@@ -18,7 +18,9 @@ Every error that leaves a public function of DSec is one of these. Each says in 
     │   ├── UnauthorizedError
     │   ├── CapabilityMissingError
     │   ├── NotFoundError
-    │   │   ├── SandboxNotFoundError, ImageNotFoundError, ProcessNotFoundError, SnapshotNotFoundError
+    │   │   ├── SandboxNotFoundError
+    │   │   │   └── WrongNodeError
+    │   │   ├── ImageNotFoundError, ProcessNotFoundError, SnapshotNotFoundError
     │   │   └── PathNotFoundError, UserNotFoundError, CommandNotFoundError
     │   ├── ConflictError
     │   │   ├── AlreadyExistsError, InvalidStateError
@@ -126,6 +128,13 @@ class NotFoundError(CallerError):
 
 class SandboxNotFoundError(NotFoundError):
     code = "sandbox_not_found"
+
+
+class WrongNodeError(SandboxNotFoundError):
+    """The sandbox id names another node than the one that was asked. Nothing was done."""
+
+    code = "wrong_node"
+    http_status = 421
 
 
 class ImageNotFoundError(NotFoundError):

@@ -1,8 +1,8 @@
 """Identifiers: short, typed by a prefix, sortable by nothing, safe in paths, cgroup names and host names.
 
 An id is ``<prefix>-<body>`` with a body of lower-case letters and digits. A sandbox id names its node:
-``sbx-<node>-<random>`` when the node made it. Ids that callers choose (as idempotency keys) need only
-be well-formed, for example ``sbx-12345``.
+``sbx-<node>-<random>``, whether the node made it or a client for that node. Ids that people choose (as idempotency
+keys) need only be well-formed, for example ``sbx-12345``: they name no node, unless they have that very form.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from collections.abc import Callable
 from dsec.base.errors import InvalidRequestError
 
 _ALPHABET = "0123456789abcdefghijkmnpqrstvwxyz"  # 33 symbols: no l, o, u.
+NODE_ID_LENGTH = 5
+NODES_OWN_LENGTH, CLIENTS_OWN_LENGTH = 10, 16
+"""Symbols of a body. A node knows all its ids; clients do not know each other's, and must not meet by chance."""
+_BODY = f"[{_ALPHABET}]{{{NODES_OWN_LENGTH}}}(?:[{_ALPHABET}]{{{CLIENTS_OWN_LENGTH - NODES_OWN_LENGTH}}})?"
+_NAMES_NODE = re.compile(f"sbx-([{_ALPHABET}]{{{NODE_ID_LENGTH}}})-{_BODY}")
 _SANDBOX_ID = re.compile(r"sbx-[a-z0-9]+(-[a-z0-9]+)*")
 MAX_ID_LENGTH = 63
 """Longest id: it must fit a host name label (RFC 1123)."""
@@ -31,9 +36,15 @@ def new_id(prefix: str, random_bytes: RandomBytes, *, length: int = 10) -> str:
     return f"{prefix}-{random_body(length, random_bytes)}"
 
 
-def new_sandbox_id(node: str, random_bytes: RandomBytes) -> str:
+def new_sandbox_id(node: str, random_bytes: RandomBytes, *, length: int = NODES_OWN_LENGTH) -> str:
     """Return a fresh sandbox id that names its node."""
-    return f"sbx-{node}-{random_body(10, random_bytes)}"
+    return f"sbx-{node}-{random_body(length, random_bytes)}"
+
+
+def named_node(sandbox_id: str) -> str | None:
+    """Return the node that a sandbox id names, or None: somebody chose it freely."""
+    match = _NAMES_NODE.fullmatch(sandbox_id)
+    return None if match is None else match[1]
 
 
 def check_sandbox_id(value: str) -> str:

@@ -75,6 +75,7 @@ async def create(
     if not 0 < timeout_s <= _MAXIMUM_TIMEOUT_S:
         raise InvalidRequestError(f"timeout_s is {timeout_s}; it must be above 0 and at most {_MAXIMUM_TIMEOUT_S:.0f}")
     chosen = check_sandbox_id(sandbox_id) if sandbox_id else new_sandbox_id(core.parts.node_id, core.parts.random_bytes)
+    core.registry.check_own(chosen)
     with core.recorder.creation(chosen, task_of(spec.metadata)):
         with anyio.move_on_after(timeout_s):
             while (existing := core.registry.get(chosen)) is not None:

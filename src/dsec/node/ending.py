@@ -103,6 +103,7 @@ async def remove(core: Core, sandbox_id: str) -> None:
     if sandbox is None:
         if core.registry.was_known(sandbox_id):
             return
+        core.registry.check_own(sandbox_id)
         raise SandboxNotFoundError(f"this node never had a sandbox {sandbox_id[:80]!r}")
     await stop(core, sandbox, "removed")
     async with sandbox.transition:

@@ -63,3 +63,8 @@ class SystemHost:
 def boot_id() -> str:
     """Return the id of this boot of the kernel (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def capacity() -> tuple[int, int]:
+    """Return what this host has: thousandths of a processor that we may run on, and bytes of memory."""
+    return len(os.sched_getaffinity(0)) * 1000, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

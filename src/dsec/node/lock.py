@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsec.base.errors import StateCorruptedError, StateLockedError
-from dsec.base.ids import RandomBytes, random_body
-
-NODE_ID_LENGTH = 5
+from dsec.base.ids import NODE_ID_LENGTH, RandomBytes, random_body
 
 
 @contextlib.contextmanager

@@ -15,11 +15,13 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from dsec import __version__
 from dsec.base.errors import NodeUnavailableError, SandboxExitedError, SandboxNotFoundError
 from dsec.linux.pipes import Pipe
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo
 from dsec.model.image import ImageInfo
+from dsec.model.node import NodeInfo
 from dsec.model.process import (
     CommandRequest,
     CommandResult,
@@ -40,6 +42,7 @@ from dsec.model.sandbox import (
 from dsec.node import commands, creation, ending, lifetimes, processes, rollback, sessions
 from dsec.node.core import Core, shielded
 from dsec.node.files import FileAccess, GuardedReader
+from dsec.node.host import capacity
 from dsec.node.parts import NodeParts
 from dsec.node.pools.pools import Pools
 from dsec.node.recovery import Recovery
@@ -352,6 +355,17 @@ class Node:
             await files.upload(path, archive)
 
     # -- the node ---------------------------------------------------------------------------------------------------
+
+    async def node(self) -> NodeInfo:
+        cpu_millis, memory_bytes = capacity()
+        parts = self._core.parts
+        return NodeInfo(
+            node=parts.node_id,
+            version=__version__,
+            runtime=parts.runtime.name,
+            cpu_millis=cpu_millis,
+            memory_bytes=memory_bytes,
+        )
 
     async def images(self) -> Sequence[ImageInfo]:
         return self._core.parts.images.list()

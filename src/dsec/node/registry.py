@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from dsec.base.errors import SandboxNotFoundError
+from dsec.base.errors import SandboxNotFoundError, WrongNodeError
+from dsec.base.ids import named_node
 from dsec.model.sandbox import SandboxFilter, SandboxState
 from dsec.node.sandbox import Sandbox
 from dsec.stores.port import REMEMBERED_IDS
@@ -15,6 +16,7 @@ class Registry:
     """Find sandboxes. Removed ids are remembered (the last 65,536), so that removing twice is removing once."""
 
     def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
         self._own_prefix = f"sbx-{node_id}-"
         self._sandboxes: dict[str, Sandbox] = {}
         self._removed: OrderedDict[str, None] = OrderedDict()
@@ -30,13 +32,23 @@ class Registry:
         return self._sandboxes.get(sandbox_id)
 
     def find(self, sandbox_id: str) -> Sandbox:
-        """Return the sandbox. Raises `SandboxNotFoundError`."""
+        """Return the sandbox. Raises `SandboxNotFoundError`, or `WrongNodeError` for one that is elsewhere."""
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is None:
+            self.check_own(sandbox_id)
             raise SandboxNotFoundError(
                 f"this node has no sandbox {sandbox_id[:80]!r}", resolution="`dsec sandbox ls` shows those it has"
             )
         return sandbox
+
+    def check_own(self, sandbox_id: str) -> None:
+        """Raise `WrongNodeError` for an id that names another node."""
+        named = named_node(sandbox_id)
+        if named is not None and named != self._node_id:
+            raise WrongNodeError(
+                f"{sandbox_id} names the node {named}; this is {self._node_id}",
+                resolution="ask the node that the id names, or leave the id out for a new one",
+            )
 
     def forget(self, sandbox: Sandbox) -> None:
         sandbox.forgotten = True

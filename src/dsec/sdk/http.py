@@ -15,12 +15,13 @@ import msgspec
 
 from dsec.api import wire
 from dsec.api.routes import METADATA_PREFIX, ROUTES, Route, deadline_of
-from dsec.base.errors import DsecError, InvalidRequestError, NodeUnavailableError, UnknownOutcomeError
-from dsec.base.ids import new_id
+from dsec.base.errors import DsecError, InvalidRequestError, NodeUnavailableError, UnknownOutcomeError, WrongNodeError
+from dsec.base.ids import CLIENTS_OWN_LENGTH, new_sandbox_id
 from dsec.linux.pipes import Pipe
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo
 from dsec.model.image import ImageInfo
+from dsec.model.node import NodeInfo
 from dsec.model.process import (
     CommandRequest,
     CommandResult,
@@ -65,6 +66,7 @@ class HttpService:
         self._endpoint = endpoint
         self._unary = KeepAliveClient(endpoint)
         self._streams = StreamClient(endpoint)
+        self._node_id: str | None = None
 
     # -- the three ways to call ----------------------------------------------------------------------------------
 
@@ -115,11 +117,28 @@ class HttpService:
     async def create(
         self, spec: SandboxSpec, *, sandbox_id: str | None = None, timeout_s: float = DEFAULT_CREATE_TIMEOUT_S
     ) -> SandboxInfo:
-        """Create a sandbox. An id is always sent, so that a cut connection is answered by asking again."""
-        chosen = sandbox_id or new_id("sbx", os.urandom, length=16)
-        body = wire.CreateRequest(spec=spec, sandbox_id=chosen, timeout_s=timeout_s)
+        """Create a sandbox. An id that names the node is always sent, so that a cut connection is answered by asking
+        again."""
+        if sandbox_id is not None:
+            return await self._create(spec, sandbox_id, timeout_s)
+        known = self._node_id is not None
+        try:
+            return await self._create(spec, await self._new_id(), timeout_s)
+        except WrongNodeError:
+            if not known:
+                raise
+        self._node_id = None  # Another node serves at this address by now.
+        return await self._create(spec, await self._new_id(), timeout_s)
+
+    async def _create(self, spec: SandboxSpec, sandbox_id: str, timeout_s: float) -> SandboxInfo:
+        body = wire.CreateRequest(spec=spec, sandbox_id=sandbox_id, timeout_s=timeout_s)
         info: SandboxInfo = await self._call("create", body)
         return info
+
+    async def _new_id(self) -> str:
+        if self._node_id is None:
+            self._node_id = (await self.node()).node
+        return new_sandbox_id(self._node_id, os.urandom, length=CLIENTS_OWN_LENGTH)
 
     async def inspect(self, sandbox_id: str) -> SandboxInfo:
         info: SandboxInfo = await self._call("inspect", sandbox_id=sandbox_id)
@@ -281,6 +300,10 @@ class HttpService:
             pass
 
     # -- the node -----------------------------------------------------------------------------------------------
+
+    async def node(self) -> NodeInfo:
+        info: NodeInfo = await self._call("node")
+        return info
 
     async def images(self) -> Sequence[ImageInfo]:
         infos: Sequence[ImageInfo] = await self._call("images")

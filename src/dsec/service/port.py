@@ -17,6 +17,7 @@ from typing import Protocol
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo
 from dsec.model.image import ImageInfo
+from dsec.model.node import NodeInfo
 from dsec.model.process import (
     CommandRequest,
     CommandResult,
@@ -61,7 +62,8 @@ class SandboxService(Protocol):
         self, spec: SandboxSpec, *, sandbox_id: str | None = None, timeout_s: float = DEFAULT_CREATE_TIMEOUT_S
     ) -> SandboxInfo:
         """Create a sandbox and return when it is ready. `sandbox_id` is the idempotency key: asking again with the same
-        id and spec returns the same sandbox, with another spec raises `AlreadyExistsError`."""
+        id and spec returns the same sandbox, with another spec raises `AlreadyExistsError`. An id that names another
+        node raises `WrongNodeError`, here as everywhere."""
 
     async def inspect(self, sandbox_id: str) -> SandboxInfo: ...
 
@@ -162,6 +164,8 @@ class SandboxService(Protocol):
         """Unpack a tar stream into the directory `path`."""
 
     # -- the node -----------------------------------------------------------------------------------------------
+
+    async def node(self) -> NodeInfo: ...
 
     async def images(self) -> Sequence[ImageInfo]: ...
 

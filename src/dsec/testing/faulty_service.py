@@ -14,6 +14,7 @@ from dsec.base.errors import DsecError, PathNotFoundError, SandboxNotFoundError,
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileInfo, FileKind
 from dsec.model.image import ImageConfig, ImageInfo
+from dsec.model.node import NodeInfo
 from dsec.model.process import CommandRequest, CommandResult, ExitStatus
 from dsec.model.sandbox import SandboxFilter, SandboxInfo, SandboxSpec, SandboxState
 
@@ -178,6 +179,9 @@ class FaultyService:
     async def images(self) -> Sequence[ImageInfo]:
         config = ImageConfig(workdir=self.image_workdir, env={"PATH": "/opt/bin:/bin"})
         return [ImageInfo(name="python:latest", image_id="sha256:0", layers=(), config=config)]
+
+    async def node(self) -> NodeInfo:
+        return NodeInfo(node="fault")
 
     async def capabilities(self) -> Sequence[CapabilityReport]:
         return self.reports

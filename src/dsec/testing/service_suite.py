@@ -38,7 +38,9 @@ from dsec.base.errors import (
     SandboxNotFoundError,
     UnsafeArchiveError,
     UserNotFoundError,
+    WrongNodeError,
 )
+from dsec.base.ids import named_node, new_sandbox_id
 from dsec.model.capability import Capability
 from dsec.model.files import FileKind
 from dsec.model.process import (
@@ -166,6 +168,25 @@ class ServiceSuite:
         with pytest.raises(AlreadyExistsError):
             await service.create(self.spec(metadata={"task": "other"}), sandbox_id="sbx-suite-twice")
         await service.remove("sbx-suite-twice")
+
+    async def test_the_id_of_a_new_sandbox_names_its_node(self, service: SandboxService) -> None:
+        node = (await service.node()).node
+        info = await service.create(self.spec())
+        assert info.node == node
+        assert named_node(info.sandbox_id) == node
+        await service.remove(info.sandbox_id)
+
+    async def test_an_id_that_names_another_node_is_refused_everywhere(self, service: SandboxService) -> None:
+        elsewhere = new_sandbox_id("zzzzz", lambda count: bytes(count))
+        for operation in (
+            service.create(self.spec(), sandbox_id=elsewhere),
+            service.inspect(elsewhere),
+            service.run(elsewhere, sh("true")),
+            service.stop(elsewhere),
+            service.remove(elsewhere),
+        ):
+            with pytest.raises(WrongNodeError, match="zzzzz"):
+                await operation
 
     async def test_unknown_image_is_named_and_leaves_nothing(self, service: SandboxService) -> None:
         before = await service.list()

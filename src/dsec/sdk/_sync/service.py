@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo
 from dsec.model.image import ImageInfo
+from dsec.model.node import NodeInfo
 from dsec.model.process import (
     CommandRequest,
     CommandResult,
@@ -184,6 +185,9 @@ class BlockingService:
         self, sandbox_id: str, path: str, archive: Iterable[bytes] | ByteStream, *, user: str | None = None
     ) -> None:
         call(self._service.upload, sandbox_id, path, as_async(archive), user=user)
+
+    def node(self) -> NodeInfo:
+        return call(self._service.node)
 
     def images(self) -> Sequence[ImageInfo]:
         return call(self._service.images)
