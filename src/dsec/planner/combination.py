@@ -109,17 +109,17 @@ class Names:
 def combinations(workload: Workload, outer: Outer, table: Table) -> tuple[Combination, ...]:
     """Return a table line by line."""
     numpy = numeric()
-    names, hosts = Names(workload), tuple(workload.hosts)
+    names, hosts, rate = Names(workload), tuple(workload.hosts), workload.arrivals.rate.value
     binding, load = _binding(table)
     in_time = numpy.where(table.share_in_time > 0, table.share_in_time, numpy.nan)
     columns = zip(
         table.choice.row.tolist(), table.choice.host.tolist(), table.choice.units.tolist(), table.choice.hosts.tolist(),
         table.completion_s.tolist(), table.wait_s.tolist(), (THOUSAND * table.usd).tolist(),
         (THOUSAND * table.usd / in_time).tolist(), table.share_in_time.tolist(), table.feasible.tolist(), binding,
-        load.tolist(), strict=True,
+        load.tolist(), (table.memory_byte_s / GIB).tolist(), (table.demands["memory"] / GIB).tolist(), strict=True,
     )  # fmt: skip
     found = []
-    for at, which, units, count, time_s, wait_s, usd, usd_in_time, share, feasible, bound, used in columns:
+    for at, which, units, count, time_s, wait_s, usd, usd_in_time, share, feasible, bound, used, held, peak in columns:
         row = outer.rows[at]
         found.append(
             Combination(
@@ -133,9 +133,9 @@ def combinations(workload: Workload, outer: Outer, table: Table) -> tuple[Combin
                 completion_s=time_s,
                 wait_s=wait_s,
                 cpu_s=row.cpu_s,
-                memory_gib_s=row.memory_byte_s / GIB,
-                memory_mean_gib=row.memory_bytes / GIB,
-                memory_peak_gib=row.memory_peak_bytes / GIB,
+                memory_gib_s=held,
+                memory_mean_gib=rate * held,
+                memory_peak_gib=peak,
                 cores_mean=row.cores,
                 slots_mean=row.slots,
                 usd_per_thousand=usd,

@@ -43,8 +43,8 @@ def warnings(workload: Workload, options: Sequence[Option]) -> Iterator[str]:
         )
     if pattern is Pattern.POISSON:
         yield (
-            "waits are those of independent arrivals at every round (M/G/c), although later rounds follow earlier "
-            "ones; memory and cores are sized for 99.9 % of the time"
+            "waits are those of calls that come back in rounds (G/G/c with the index of dispersion of the rounds), and "
+            "a task's rounds wait alike; memory and cores are sized for 99.9 % of the time"
         )
     if pattern is Pattern.BURST:
         yield "every round is taken as waiting like the first one of its burst, which never promises too much"

@@ -78,6 +78,7 @@ def take(table: Table, indices: Iterable[int]) -> Table:
         choice=table.choice.at(where),
         path_s=table.path_s[where],
         wait_s=table.wait_s[where],
+        memory_byte_s=table.memory_byte_s[where],
         share_in_time=table.share_in_time[where],
         demands={name: values[where] for name, values in table.demands.items()},
         capacities={name: values[where] for name, values in table.capacities.items()},

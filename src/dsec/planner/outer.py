@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dsec.base.errors import CapabilityMissingError
 from dsec.planner.folding import QUANTILE, Hold, folded_peak, poisson_peak
 from dsec.planner.profile import Profile, make_profile
-from dsec.planner.workload import Billing, Pattern, Service, TaskClass, Workload
+from dsec.planner.workload import Billing, Pattern, PolicyKind, Service, TaskClass, Workload
 
 if TYPE_CHECKING:
     from dsec.planner.waits import Floats
@@ -140,7 +140,7 @@ def _mixture(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]
 def _peak(workload: Workload, profiles: Iterable[Profile], holds: Callable[[Profile], list[Hold]]) -> float:
     arrivals = workload.arrivals
     shares = [(profile, profile.task_class.share.value) for profile in profiles if profile.task_class.share.value > 0]
-    if arrivals.pattern is Pattern.POISSON:
+    if arrivals.pattern is Pattern.POISSON or any(profile.is_random for profile, _ in shares):
         found = [poisson_peak(holds(profile), rate_per_s=arrivals.rate.value * share) for profile, share in shares]
         return sum(mean for mean, _ in found) + QUANTILE * math.sqrt(sum(variance for _, variance in found))
     if arrivals.pattern is Pattern.BURST:
@@ -162,6 +162,7 @@ class Outer:
         slot_limit: calls that one replica serves; infinite where nothing limits them.
         calls_limit, tokens_limit: of the service, in a second.
         unit_usd_per_s: what one replica or seat costs by being there.
+        is_kept: whether the policy keeps environments.
     """
 
     rows: tuple[Row, ...]
@@ -173,6 +174,7 @@ class Outer:
     calls_limit: Floats
     tokens_limit: Floats
     unit_usd_per_s: Floats
+    is_kept: Any
 
 
 _COLUMNS = (
@@ -224,6 +226,7 @@ def make_outer(workload: Workload, keys: Sequence[Key]) -> Outer:
         calls_limit=numpy.array([_limit(service, "calls") for service in services]),
         tokens_limit=numpy.array([_limit(service, "tokens") for service in services]),
         unit_usd_per_s=numpy.array([_unit_usd_per_s(service) for service in services]),
+        is_kept=numpy.array([workload.policies[row.key.policy].kind is PolicyKind.KEPT for row in rows]),
     )
 
 

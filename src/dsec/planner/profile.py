@@ -5,6 +5,8 @@ Everything is composed of the formulas of `dsec.costs`; here they are only put t
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +17,7 @@ from dsec.costs.prediction import prediction
 from dsec.costs.timeline import Residency, uniform_task_timeline
 from dsec.costs.token_prices import TokenPrices, call_cost
 from dsec.planner.folding import Hold
+from dsec.planner.scatter import gamma_atoms, larger
 from dsec.planner.workload import Billing, Policy, PolicyKind, Service, TaskClass
 
 _S_PER_H = 3600.0
@@ -33,7 +36,7 @@ class Phases:
     Attributes:
         models, tools, environments: from when until when; environments take memory in these.
         preparations: from when until when environments are made.
-        paths: how long the task takes, with probabilities; one, unless a guess decides.
+        paths: how long the task takes, with probabilities; one, unless times vary or a guess decides.
         made: how many environments are made, on average.
     """
 
@@ -75,6 +78,11 @@ class Profile:
     model_usd: float
     task_class: TaskClass
     policy: Policy
+
+    @property
+    def is_random(self) -> bool:
+        """Whether its times vary from task to task."""
+        return len(self.phases.paths) > 1
 
     def memory_holds(self) -> list[Hold]:
         """Return the memory that it holds when."""
@@ -121,7 +129,7 @@ def make_profile(task_class: TaskClass, service: Service, sessions: int, policy:
         InvalidRequestError: a formula refuses an input.
     """
     model_s = model_time_s(task_class, service, sessions)
-    phases = _phases(task_class, policy, model_s)
+    phases = scattered(_phases(task_class, policy, model_s), task_class, policy, model_s)
     resident_s = sum(end - start for start, end in phases.environments)
     tool_work = task_class.rounds * task_class.tool.value * task_class.tool_cores.value
     return Profile(
@@ -188,6 +196,22 @@ def _phases(task_class: TaskClass, policy: Policy, model_s: float) -> Phases:
         paths=((1.0, timeline.completion_s),),
         made=float(timeline.preparations),
     )
+
+
+def scattered(phases: Phases, task_class: TaskClass, policy: Policy, model_s: float) -> Phases:
+    """Return phases whose task takes now longer, now shorter, as its model calls and tools vary."""
+    calls, tools, tool_s = task_class.model_variation.value, task_class.tool_variation.value, task_class.tool.value
+    if not (calls and model_s) and not (tools and tool_s):
+        return phases
+    call_s, variance = model_s, model_s**2 * calls
+    path_s = phases.path_s
+    if policy.kind is PolicyKind.REBUILT and calls:
+        call_s, variance = larger(model_s, calls, policy.prepare.value)
+        path_s += task_class.rounds * (call_s - max(model_s, policy.prepare.value))
+    varying_s = task_class.rounds * ((call_s if calls else 0.0) + (tool_s if tools else 0.0))
+    guessed = math.fsum(chance * (each_s - phases.path_s) ** 2 for chance, each_s in phases.paths)
+    variance = task_class.rounds * (variance + tool_s**2 * tools) + guessed
+    return dataclasses.replace(phases, paths=gamma_atoms(varying_s, variance, path_s - varying_s))
 
 
 def _paused(task_class: TaskClass, policy: Policy, model_s: float) -> Phases:

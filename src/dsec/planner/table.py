@@ -50,6 +50,7 @@ class Table:
     Attributes:
         choice: which combinations.
         path_s, wait_s: time of a task without waiting, and what it waits, on average.
+        memory_byte_s: memory over time of a task, what it holds while it waits included.
         share_in_time: of the tasks that pass before their deadline.
         demands, capacities: by resource; a capacity may be infinite.
         usd: what one submitted task costs.
@@ -61,6 +62,7 @@ class Table:
     choice: Choice
     path_s: Floats
     wait_s: Floats
+    memory_byte_s: Floats
     share_in_time: Floats
     demands: dict[str, Floats]
     capacities: dict[str, Floats]
@@ -84,19 +86,23 @@ def evaluate(workload: Workload, outer: Outer, choice: Choice) -> Table:
     """Return what combinations come to."""
     numpy = numeric()
     demands, capacities = _demands(workload, outer, choice)
+    times = _times(workload, outer, choice, capacities)
+    memory_byte_s = outer.columns["memory_byte_s"][choice.row] + times.held_byte_s
+    demands["memory"] = demands["memory"] + workload.arrivals.rate.value * times.held_byte_s
     strict = workload.arrivals.pattern is Pattern.POISSON
     enough = numpy.ones(len(choice), dtype=bool)
     for name in RESOURCES:
         limit = capacities[name] * (1 + SLACK)
         queues = strict and name in ("cores", "model slots")
         enough &= (demands[name] < capacities[name]) if queues else (demands[name] <= limit)
-    wait_s, share = _times(workload, outer, choice, capacities)
-    model_usd, environment_usd = _costs(workload, outer, choice)
+    share = times.share
+    model_usd, environment_usd = _costs(workload, outer, choice, memory_byte_s)
     goal = workload.goal.value
     return Table(
         choice=choice,
         path_s=outer.columns["path_s"][choice.row],
-        wait_s=wait_s,
+        wait_s=times.wait_s,
+        memory_byte_s=memory_byte_s,
         share_in_time=share,
         demands=demands,
         capacities=capacities,
@@ -150,18 +156,18 @@ def _sustained(
     return least
 
 
-def _costs(workload: Workload, outer: Outer, choice: Choice) -> tuple[Floats, Floats]:
+def _costs(workload: Workload, outer: Outer, choice: Choice, memory_byte_s: Floats) -> tuple[Floats, Floats]:
     rate = workload.arrivals.rate.value
     cpu, memory, fixed = (
         _host_column(workload, name, 0.0)[choice.host] for name in ("cpu_price", "memory_price", "price")
     )
-    column = {name: outer.columns[name][choice.row] for name in ("model_usd", "cpu_s", "memory_byte_s")}
+    column = {name: outer.columns[name][choice.row] for name in ("model_usd", "cpu_s")}
     model = column["model_usd"] + choice.units * outer.unit_usd_per_s[choice.row] / rate
-    environment = column["cpu_s"] * cpu + column["memory_byte_s"] * memory + choice.hosts * fixed / rate
+    environment = column["cpu_s"] * cpu + memory_byte_s * memory + choice.hosts * fixed / rate
     return model, environment
 
 
-def _times(workload: Workload, outer: Outer, choice: Choice, capacities: dict[str, Floats]) -> tuple[Floats, Floats]:
+def _times(workload: Workload, outer: Outer, choice: Choice, capacities: dict[str, Floats]) -> _Times:
     numpy = numeric()
     column = {name: values[choice.row] for name, values in outer.columns.items()}
     cores = numpy.maximum(column["tool_cores"], 1e-12)
@@ -174,13 +180,26 @@ def _times(workload: Workload, outer: Outer, choice: Choice, capacities: dict[st
     return _random_times(workload, outer, choice, servers)
 
 
-def _random_times(
-    workload: Workload, outer: Outer, choice: Choice, servers: tuple[Floats, Floats]
-) -> tuple[Floats, Floats]:
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """What waiting does to a task.
+
+    Attributes:
+        wait_s: mean over all rounds and classes.
+        held_byte_s: memory over time that is held while waiting.
+        share: of the submitted tasks that pass in time.
+    """
+
+    wait_s: Floats
+    held_byte_s: Floats
+    share: Floats
+
+
+def _random_times(workload: Workload, outer: Outer, choice: Choice, servers: tuple[Floats, Floats]) -> _Times:
     """Return mean waits and shares in time; where a queue grows the wait counts as none (see `Table`)."""
     numpy = numeric()
     column = {name: values[choice.row] for name, values in outer.columns.items()}
-    gaps = 1.0 if workload.arrivals.pattern is Pattern.POISSON else 0.0
+    gaps = _dispersion(workload) if workload.arrivals.pattern is Pattern.POISSON else 0.0
     waits, each_s = [], []
     for count, kind in zip(servers, ("call", "tool"), strict=True):
         variation = (gaps + column[f"{kind}_variation"]) / 2
@@ -189,21 +208,43 @@ def _random_times(
         grows = ~numpy.isfinite(each)
         waits.append(numpy.where(grows, 0.0, chance))
         each_s.append(numpy.where(grows, 0.0, each))
-    wait_s, share = numpy.zeros(len(choice)), numpy.zeros(len(choice))
-    round_wait_s = waits[0] * each_s[0] + waits[1] * each_s[1]
+    means = (waits[0] * each_s[0], waits[1] * each_s[1])
+    wait_s, held, share = _waiting(workload, outer, choice, means)
     for index, item in enumerate(workload.classes.values()):
-        wait_s += item.share.value * item.rounds * round_wait_s
         passed = item.share.value * outer.quality[choice.row, index]
         for path_s, chance in _possibilities(outer, choice, index):
             slack_s = _slack_s(item.deadline.value if item.deadline else float("inf"), path_s)
-            within = share_within(slack_s, item.rounds, (waits[0], waits[1]), (each_s[0], each_s[1]))
+            whole = (item.rounds * each_s[0], item.rounds * each_s[1])
+            within = share_within(slack_s, (waits[0], waits[1]), whole)
             share += passed * chance * within
-    return wait_s, share
+    return _Times(wait_s, held, share)
 
 
-def _burst_times(
-    workload: Workload, outer: Outer, choice: Choice, servers: tuple[Floats, Floats]
-) -> tuple[Floats, Floats]:
+def _waiting(
+    workload: Workload, outer: Outer, choice: Choice, means: tuple[Floats, Floats]
+) -> tuple[Floats, Floats, Floats]:
+    """Return a task's mean wait, the memory over time that it holds while it waits, and zeros for the share.
+
+    A kept environment stands through every wait, any other only while its tool waits for a core.
+    """
+    numpy = numeric()
+    kept = outer.is_kept[choice.row]
+    wait_s, held = numpy.zeros(len(choice)), numpy.zeros(len(choice))
+    for item in workload.classes.values():
+        often = item.share.value * item.rounds
+        wait_s += often * (means[0] + means[1])
+        held += often * item.memory.value * (numpy.where(kept, means[0], 0.0) + means[1])
+    return wait_s, held, numpy.zeros(len(choice))
+
+
+def _dispersion(workload: Workload) -> float:
+    """Return the index of dispersion of calls when tasks of several rounds arrive independently; see `waits`."""
+    shares = [(item.share.value, item.rounds) for item in workload.classes.values()]
+    mean = sum(share * rounds for share, rounds in shares)
+    return sum(share * rounds**2 for share, rounds in shares) / mean
+
+
+def _burst_times(workload: Workload, outer: Outer, choice: Choice, servers: tuple[Floats, Floats]) -> _Times:
     """Return mean waits and shares in time of bursts; servers that other bursts hold are not there.
 
     Where a queue grows the wait counts as none (see `Table`).
@@ -220,15 +261,14 @@ def _burst_times(
         free.append(numpy.where(alone, float(pieces), left))
     times = (column["call_s"], column["tool_s"])
     means = [burst_waits_s(pieces, count, time)[0] for count, time in zip(free, times, strict=True)]
-    wait_s, share = numpy.zeros(len(choice)), numpy.zeros(len(choice))
+    wait_s, held, share = _waiting(workload, outer, choice, (means[0], means[1]))
     for index, item in enumerate(workload.classes.values()):
-        wait_s += item.share.value * item.rounds * (means[0] + means[1])
         passed = item.share.value * outer.quality[choice.row, index]
         waves = (item.rounds * times[0], item.rounds * times[1])
         for path_s, chance in _possibilities(outer, choice, index):
             slack_s = _slack_s(item.deadline.value if item.deadline else float("inf"), path_s)
             share += passed * chance * burst_share_within(slack_s, pieces, (free[0], free[1]), waves)
-    return wait_s, share
+    return _Times(wait_s, held, share)
 
 
 def _possibilities(outer: Outer, choice: Choice, index: int) -> list[tuple[Floats, Floats]]:

@@ -156,7 +156,7 @@ def trace(decision: Decision, combination: Combination, table: Table) -> Iterato
     }  # fmt: skip
     yield from means.values()
     yield from _time_figures(workload, table, names, means)
-    needs = dict(_need_figures(workload, row, names, means))
+    needs = dict(_need_figures(workload, row, table, names, means))
     yield from needs.values()
     yield from _load_figures(workload, combination, table, names, needs)
     yield from _cost_figures(workload, combination, table, host, names, means)
@@ -284,22 +284,29 @@ def _time_figures(workload: Workload, table: Table, names: _Names, means: Mappin
 
 
 def _need_figures(
-    workload: Workload, row: Row, names: _Names, means: Mapping[str, Figure]
+    workload: Workload, row: Row, table: Table, names: _Names, means: Mapping[str, Figure]
 ) -> Iterator[tuple[str, Figure]]:
     rate = workload.arrivals.rate
-    little = {
-        "cores_mean": (row.cores, CPU, "cpu_time", ""),
-        "memory_mean": (row.memory_bytes, BYTES, "memory_time", "GiB"),
-        "slots_mean": (row.slots, PURE, "slot_time", ""),
-    }
-    for name, (value, dimension, mean, unit) in little.items():
-        inputs = {"rate": rate, mean: means[mean]}
-        yield name, names.make(name, value, dimension, f"rate * {mean}", inputs, LITTLE, unit)
+    for name, value, dimension, mean in (
+        ("cores_mean", row.cores, CPU, "cpu_time"),
+        ("slots_mean", row.slots, PURE, "slot_time"),
+    ):
+        yield name, names.make(name, value, dimension, f"rate * {mean}", {"rate": rate, mean: means[mean]}, LITTLE)
+    held = names.make(
+        "memory_time_waiting", float(table.memory_byte_s[0]) - row.memory_byte_s, BYTES * TIME,
+        "memory * waits; a kept environment stands through all of them, any other while its tool waits", {},
+        "dsec.planner.table", "GiB*s",
+    )  # fmt: skip
+    yield "memory_time_waiting", held
+    yield "memory_mean", names.make(
+        "memory_mean", rate.value * float(table.memory_byte_s[0]), BYTES, "rate * (memory_time + memory_time_waiting)",
+        {"rate": rate, "memory_time": means["memory_time"], "memory_time_waiting": held}, LITTLE, "GiB",
+    )  # fmt: skip
     pattern = workload.arrivals.pattern.value
     how = "mean + 3.09 standard deviations (M/G/infinity)" if pattern == "poisson" else "one task's timeline, folded"
     for name, peak, dimension, unit in (
         ("cores_peak", row.cores_peak, CPU, ""),
-        ("memory_peak", row.memory_peak_bytes, BYTES, "GiB"),
+        ("memory_peak", float(table.demands["memory"][0]), BYTES, "GiB"),
         ("slots_peak", row.slots_peak, PURE, ""),
     ):
         yield (
@@ -361,7 +368,7 @@ def _cost_figures(
         (host.memory_price, "memory_price", "memory_time"),
     ):
         if price is not None:
-            terms.append(f"{mean} * {label}")
+            terms.append(f"{mean} * {label}" if mean == "cpu_time" else f"({mean} + {mean}_waiting) * {label}")
             inputs |= {mean: means[mean], label: price}
     if host.price is not None:
         terms.append("hosts * host_price / rate")

@@ -4,10 +4,14 @@ Erlang's C is computed from Poisson probabilities instead of the recursion, B(c)
 probability and the distribution function of a Poisson variable of mean a, so that 64,000 servers cost what one costs.
 A test holds these arrays against the scalar formulas.
 
-The share of tasks in time takes a task's R waits at one resource as independent: each is 0 with probability 1 - C and
-otherwise exponential with mean v s / (c - a), v from the variation of gaps and services. The number of real waits is
-binomial, and k of them together have a Gamma distribution. Waits for the model and for cores are added as if both had
-the slower of the two rates, which never promises too much.
+A task of R rounds comes R times, and whoever arrived together comes back together. Over long windows the counts of
+calls therefore vary more than Poisson's: their index of dispersion is E[R²] / E[R], and it takes the place of the
+gaps' squared coefficient of variation in the Allen-Cunneen formula, as heavy-traffic theory has it. (Sampled against
+the simulator: three rounds wait three times as long as the textbook's formula says, at 94 % load and at 87 %.)
+
+For the same reason the waits of one task's rounds are not independent. They are taken as equal: a task waits R times as
+long as one call, with probability C; a wait is exponential with mean v s / (c - a), v half the sum of both
+variations. Waits for the model and for cores are added as if both had the slower rate. Both never promise too much.
 """
 
 from __future__ import annotations
@@ -19,9 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-
-_MOST_WAITS = 60
-"""Rounds above which the number of real waits is taken as its mean: the sum is then close to normal anyway."""
 
 
 def erlang_c(offered: Floats, servers: Floats) -> Floats:
@@ -54,42 +55,23 @@ def mean_wait_s(offered: Floats, servers: Floats, service_s: Floats, variation: 
     return waits, np.where(np.isnan(room) & (variation > 0), np.inf, np.nan_to_num(each_s))
 
 
-def share_within(slack_s: Floats, rounds: int, waits: tuple[Floats, Floats], each_s: tuple[Floats, Floats]) -> Floats:
+def share_within(slack_s: Floats, waits: tuple[Floats, Floats], each_s: tuple[Floats, Floats]) -> Floats:
     """Return the probability that a task's waits together stay within a slack.
 
     Args:
         slack_s: what the deadline leaves; negative: never.
-        rounds: waits at each of the two resources.
-        waits: probability of a real wait at each.
-        each_s: mean of a real wait at each.
+        waits: probability of a real wait at each of two resources.
+        each_s: what a task waits there on average, over all its rounds, if it waits.
     """
     import numpy as np
-    from scipy.special import gammainc
 
     slower_s = np.maximum(np.where(waits[0] > 0, each_s[0], 0.0), np.where(waits[1] > 0, each_s[1], 0.0))
-    never = (slack_s < 0) | ~np.isfinite(slower_s)
     scaled = np.where(slower_s > 0, np.maximum(slack_s, 0.0) / np.where(slower_s > 0, slower_s, 1.0), np.inf)
-    if rounds > _MOST_WAITS:
-        mean = rounds * (waits[0] + waits[1])
-        share = np.where(mean > 0, gammainc(np.maximum(mean, 1e-12), np.minimum(scaled, 1e12)), 1.0)
-        return np.where(never, 0.0, share)
-    chances = _real_waits(rounds, waits)
-    share = chances[0].copy()
-    for count in range(1, len(chances)):
-        share += chances[count] * np.where(np.isinf(scaled), 1.0, gammainc(count, np.minimum(scaled, 1e12)))
-    return np.where(never, 0.0, np.minimum(share, 1.0))
-
-
-def _real_waits(rounds: int, waits: tuple[Floats, Floats]) -> list[Floats]:
-    """Return the probabilities of 0, 1, ... real waits at both resources together."""
-    import numpy as np
-
-    found = [np.ones_like(waits[0])]
-    for chance in waits:
-        for _ in range(rounds):
-            zero = np.zeros_like(chance)
-            found = [a * (1 - chance) + b * chance for a, b in zip([*found, zero], [zero, *found], strict=True)]
-    return found
+    once = waits[0] * (1 - waits[1]) + waits[1] * (1 - waits[0])
+    twice = waits[0] * waits[1]
+    # Of one real wait P(> x) = exp(-x), of two of them together exp(-x) (1 + x).
+    late = np.exp(-scaled) * (once + twice * (1 + np.where(np.isinf(scaled), 0.0, scaled)))
+    return np.where(slack_s < 0, 0.0, 1 - late)
 
 
 def burst_waits_s(pieces: float, servers: Floats, service_s: Floats) -> tuple[Floats, Floats]:
