@@ -26,6 +26,7 @@ from dsec.linux.malloc import keep_freed_memory
 from dsec.model.sandbox import SandboxFilter, SandboxState
 from dsec.node import namespace
 from dsec.sdk.background import is_held
+from dsec.sdk.pools import pools_of
 
 if TYPE_CHECKING:
     from dsec.api.server import Serving
@@ -121,7 +122,7 @@ async def _wait_end(watched: Watched, idle_s: float | None) -> str:
 
 
 @click.command(name="down")
-@click.option("--destroy", is_flag=True, help="Destroy and forget all sandboxes first.")
+@click.option("--destroy", is_flag=True, help="Destroy and forget all sandboxes and pools first.")
 @pass_options
 def down(options: Options, destroy: bool) -> None:
     """Stop the node of this host. Sandboxes stay, and the next node takes them over.
@@ -146,6 +147,10 @@ def down(options: Options, destroy: bool) -> None:
 
 async def _destroy_all(options: Options) -> int:
     async with open_service(options) as service:
+        pools = pools_of(service)
+        for pool in await pools.list_pools():
+            # Before the sandboxes: what comes back to a pool is kept for the next task.
+            await pools.remove_pool(pool.pool_id)
         found = await service.list(SandboxFilter(states=tuple(SandboxState)))
         async with anyio.create_task_group() as group:
             limiter = anyio.CapacityLimiter(16)

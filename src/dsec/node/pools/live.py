@@ -72,6 +72,8 @@ class LivePool:
         self._load_image = load_image
         self._waiters: dict[str, _Waiter] = {}
         self._busy: set[str] = set()
+        self._running = 0
+        self._finished = anyio.Event()
         self._expected: CleanState | None = None
         self._layer_paths: tuple[str, ...] = ()
 
@@ -128,8 +130,15 @@ class LivePool:
         self.record = PoolRecord(pool_id=self.pool_id, spec=self.record.spec, policy=policy)
         self.tell(events.PolicyChanged(policy))
 
-    def close(self) -> None:
-        """Give up everything that nobody has. Who waits is told that there is no pool."""
+    async def close(self) -> None:
+        """Give up everything that nobody has, and return when it is gone. Who waits is told that there is no pool."""
+        self.give_up()
+        while self._running:
+            self._finished = anyio.Event()
+            await self._finished.wait()
+
+    def give_up(self) -> None:
+        """Begin to destroy what nobody has; what is in flight is destroyed when it ends."""
         self.closed = True
         for waiter in self._waiters.values():
             waiter.told.set()
@@ -175,7 +184,15 @@ class LivePool:
                 self._warn(action)
 
     def _start(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        self._core.supervisor.start(name, work)
+        async def counted() -> None:
+            try:
+                await work()
+            finally:
+                self._running -= 1
+                self._finished.set()
+
+        self._running += 1
+        self._core.supervisor.start(name, counted)
 
     def _refuse(self, action: actions.Refuse) -> None:
         waiter = self._waiters[action.task]

@@ -138,7 +138,7 @@ class Pools:
         self._core.recorder.add(EventKind.RETURNED, pool=pool.pool_id, sandbox_id=sandbox.sandbox_id, duration_s=held_s)
         pool.tell(events.Returned(berth.sandbox_id))
         if pool.closed:
-            pool.close()
+            pool.give_up()
 
     def gone(self, record: SandboxRecord) -> None:
         """A sandbox of a pool was taken apart."""
@@ -185,7 +185,7 @@ class Pools:
         await self._core.parts.journal.delete_pool(name)
         self._pools.pop(name, None)
         self._by_shape.pop(shape_key(pool.record.spec), None)
-        pool.close()
+        await pool.close()
 
     async def events(self, *, since_s: float = 0.0, task: str = "") -> Sequence[NodeEvent]:
         """Return what the node remembers of its creations and pools."""
