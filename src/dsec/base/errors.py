@@ -37,7 +37,7 @@ Every error that leaves a public function of DSec is one of these. Each says in 
         ├── RuntimeFailedError, ExternalCommandError
         ├── HostDiskFullError, HostOutOfMemoryError
         ├── StateCorruptedError, StateLockedError
-        ├── NodeUnavailableError
+        ├── NodeUnavailableError, ModelUnavailableError
         └── UnknownOutcomeError
 """
 
@@ -311,6 +311,14 @@ class NodeUnavailableError(PlatformError):
     """The node cannot be reached or is shutting down."""
 
     code = "node_unavailable"
+    exit_code = 69
+    http_status = 503
+
+
+class ModelUnavailableError(PlatformError):
+    """Every backend that serves the model is full, at a limit, or failing."""
+
+    code = "model_unavailable"
     exit_code = 69
     http_status = 503
 
