@@ -14,8 +14,9 @@ Every error that leaves a public function of DSec is one of these. Each says in 
     DsecError
     ├── CallerError                  fault: caller
     │   ├── InvalidRequestError
-    │   │   └── UnsafeArchiveError
-    │   ├── UnauthorizedError
+    │   │   ├── UnsafeArchiveError
+    │   │   └── BodyTooLargeError
+    │   ├── UnauthorizedError, BudgetExhaustedError
     │   ├── CapabilityMissingError
     │   ├── NotFoundError
     │   │   ├── SandboxNotFoundError
@@ -38,6 +39,9 @@ Every error that leaves a public function of DSec is one of these. Each says in 
         ├── HostDiskFullError, HostOutOfMemoryError
         ├── StateCorruptedError, StateLockedError
         ├── NodeUnavailableError, ModelUnavailableError
+        ├── GatewayBusyError
+        ├── BackendFailedError
+        │   └── BackendTimeoutError
         └── UnknownOutcomeError
 """
 
@@ -110,6 +114,21 @@ class UnauthorizedError(CallerError):
     code = "unauthorized"
     exit_code = 77
     http_status = 401
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """The body of a request is longer than the service takes."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class BudgetExhaustedError(CallerError):
+    """A key or project has used up what it may spend: tokens, money or calls. Sending again does not help."""
+
+    code = "budget_exhausted"
+    exit_code = 75
+    http_status = 429
 
 
 class CapabilityMissingError(CallerError):
@@ -321,6 +340,29 @@ class ModelUnavailableError(PlatformError):
     code = "model_unavailable"
     exit_code = 69
     http_status = 503
+
+
+class GatewayBusyError(PlatformError):
+    """Every model service that could answer is full, and so is the queue before it. Nothing was sent."""
+
+    code = "gateway_busy"
+    exit_code = 69
+    http_status = 503
+
+
+class BackendFailedError(PlatformError):
+    """A model service refused, broke off or answered with what cannot be understood."""
+
+    code = "backend_failed"
+    exit_code = 69
+    http_status = 502
+
+
+class BackendTimeoutError(BackendFailedError):
+    """A model service did not begin, or did not go on, in the time that it had."""
+
+    code = "backend_timeout"
+    http_status = 504
 
 
 class UnknownOutcomeError(PlatformError):
