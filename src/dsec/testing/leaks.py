@@ -17,6 +17,7 @@ from dsec.testing.host_state import HostState
 _OWN_FILES = frozenset(
     {
         "node.id",
+        "events.jsonl",
         "node.lock",
         "node.sock",
         "node.log",
