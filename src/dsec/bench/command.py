@@ -127,6 +127,7 @@ def run(
     """Run a benchmark in a workplace of its own; `root` holds the options of the whole command line."""
     import anyio
 
+    from dsec.base.log import configure
     from dsec.base.units import parse_size
     from dsec.bench.context import BenchContext, BenchOptions
     from dsec.bench.hardware import describe_host
@@ -134,6 +135,8 @@ def run(
     from dsec.bench.workplace import Workplace
     from dsec.node.settings import default_state_dir
 
+    # Before any node of ours speaks: unasked it would log to stdout, which is the report's.
+    configure(level="error")
     progress = Progress()
     _warn_of_disturbance(progress)
     options = BenchOptions(samples=samples, count=count, size_bytes=parse_size(size), without_docker=without_docker)

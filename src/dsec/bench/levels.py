@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import CapabilityMissingError
-from dsec.bench.context import BenchContext
+from dsec.bench.context import PureContext
 from dsec.bench.distribution import distribution
 from dsec.bench.report import Report, make_report
 from dsec.model.value import Value
@@ -45,7 +45,7 @@ class Run(Value, frozen=True):
     creations: int
 
 
-async def bench_levels(context: BenchContext) -> Report:
+async def bench_levels(context: PureContext) -> Report:
     """Measure both on the same arrivals, seed after seed."""
     rows: list[dict[str, Any]] = []
     with context.progress.counting("seeds", context.options.samples) as advance:

@@ -57,6 +57,7 @@ BENCHMARKS = (
         "dsec.bench.levels:bench_levels",
         "Waiting with a ready level that follows the arrivals; beside a fixed one of equal memory (simulated).",
         samples=3,
+        pure=True,
     ),
     Benchmark(
         "exec",
