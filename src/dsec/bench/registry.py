@@ -60,6 +60,12 @@ BENCHMARKS = (
         pure=True,
     ),
     Benchmark(
+        "classes",
+        "dsec.bench.classes:bench_classes",
+        "What a sandbox loses to a busy neighbour, best effort or of its own class; beside being alone.",
+        samples=30,
+    ),
+    Benchmark(
         "exec",
         "dsec.bench.execute:bench_exec",
         "Run `true` over HTTP and in process; beside bare `crun exec` and Docker Engine.",
