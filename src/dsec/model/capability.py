@@ -27,6 +27,8 @@ class Capability(enum.Enum):
     FILES_FROM_OUTSIDE = "files_from_outside"
     NETWORK_NONE = "network_none"
     NETWORK_ALLOW = "network_allow"
+    BEST_EFFORT = "best_effort"  # A sandbox that runs only when nothing else wants the processor (cpu.idle).
+    CORE_SCHEDULING = "core_scheduling"  # The kernel could keep strangers off a core's second thread.
 
 
 LIMIT_CAPABILITIES = {

@@ -30,7 +30,9 @@ from dsec.runtimes.memory_shell import find_program
 from dsec.runtimes.memory_tree import Tree, resolve_user
 from dsec.runtimes.port import Files, Fingerprint, Instance, LaunchRequest, Process, SpawnRequest
 
-_ABSENT = frozenset({Capability.NETWORK_ALLOW, Capability.DISK_QUOTA, Capability.CHECKPOINT})
+_ABSENT = frozenset(
+    {Capability.NETWORK_ALLOW, Capability.DISK_QUOTA, Capability.CHECKPOINT, Capability.CORE_SCHEDULING}
+)
 _LIMITS = {
     "memory_bytes": Capability.MEMORY_LIMIT,
     "swap_bytes": Capability.SWAP_LIMIT,

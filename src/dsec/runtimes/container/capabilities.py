@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from dsec.base.errors import CapabilityMissingError
+from dsec.linux import core_scheduling
 from dsec.model.capability import Capability, CapabilityReport
 from dsec.runtimes.container.flavour import Flavour
 from dsec.runtimes.container.groups import Groups
@@ -20,6 +21,7 @@ _NEED_GROUPS = {
     Capability.MEMORY_LIMIT: "nothing bounds memory",
     Capability.SWAP_LIMIT: "nothing bounds swap",
     Capability.CPU_LIMIT: "nothing bounds processor time",
+    Capability.BEST_EFFORT: "nothing makes processes wait for others",
     Capability.PIDS_LIMIT: "nothing bounds the number of processes",
     Capability.PRESSURE: "nobody counts",
     Capability.PAUSE: "nothing freezes all processes at once",
@@ -90,7 +92,21 @@ def _reports(cgroups: Groups) -> Iterator[CapabilityReport]:
         yield CapabilityReport(capability=Capability.PRESSURE, available=True)
     else:
         yield _missing(Capability.PRESSURE, "the kernel keeps no pressure figures", "boot with psi=1")
+    yield from _processor_classes(cgroups)
     yield _missing(Capability.NETWORK_ALLOW, "this runtime gives sandboxes a loopback only", "")
+
+
+def _processor_classes(cgroups: Groups) -> Iterator[CapabilityReport]:
+    if "cpu" in cgroups.controllers():
+        yield CapabilityReport(capability=Capability.BEST_EFFORT, available=True, reason="cpu.idle")
+    else:
+        yield _missing(Capability.BEST_EFFORT, _NO_CONTROLLER.format(controller="cpu"), _GET_CONTROLLER)
+    absence = core_scheduling.missing_because()
+    if absence:
+        resolution = "boot a kernel with CONFIG_SCHED_CORE, or switch hyperthreads off"
+        yield _missing(Capability.CORE_SCHEDULING, absence, resolution)
+    else:
+        yield CapabilityReport(capability=Capability.CORE_SCHEDULING, available=True)
 
 
 def _missing(capability: Capability, reason: str, resolution: str) -> CapabilityReport:
