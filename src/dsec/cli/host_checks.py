@@ -115,8 +115,8 @@ _CGROUPS = (
     ),
     Check(
         name="controller_cpu", title="cpu controller", need=Need.RECOMMENDED,
-        resolution=_CONTROLLER.format("cpu"), enables="processor limits",
-        probe=partial(trial, "controller_cpu"), capabilities=(_C.CPU_LIMIT,),
+        resolution=_CONTROLLER.format("cpu"), enables="processor limits, best effort",
+        probe=partial(trial, "controller_cpu"), capabilities=(_C.CPU_LIMIT, _C.BEST_EFFORT),
     ),
     Check(
         name="swap_accounting", title="swap accounting", need=Need.RECOMMENDED, resolution="boot with swapaccount=1",
@@ -198,7 +198,7 @@ _ISOLATION = (
     Check(
         name="core_scheduling", title="core scheduling", need=Need.OPTIONAL,
         resolution="a kernel with CONFIG_SCHED_CORE, or switch SMT off",
-        enables="no two tenants on one core", probe=partial(trial, "core_scheduling"),
+        enables="no two tenants on one core", probe=partial(trial, "core_scheduling"), capabilities=(_C.CORE_SCHEDULING,),
     ),
     Check(
         name="nftables", title="nftables", need=Need.OPTIONAL, resolution=_install("nftables"),
