@@ -198,7 +198,8 @@ _ISOLATION = (
     Check(
         name="core_scheduling", title="core scheduling", need=Need.OPTIONAL,
         resolution="a kernel with CONFIG_SCHED_CORE, or switch SMT off",
-        enables="no two tenants on one core", probe=partial(trial, "core_scheduling"), capabilities=(_C.CORE_SCHEDULING,),
+        enables="no two tenants on one core",
+        probe=partial(trial, "core_scheduling"), capabilities=(_C.CORE_SCHEDULING,),
     ),
     Check(
         name="nftables", title="nftables", need=Need.OPTIONAL, resolution=_install("nftables"),
