@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,16 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--explain", metavar="FIGURE", help="Print where a figure comes from (`all` lists the figures).")
 @click.option("--plot", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write pictures to DIR.")
 @click.option("--html", type=_FILE, metavar="FILE", help="Write a report in one page.")
+@click.option("--check", is_flag=True, help="Simulate the recommended combination and compare.")
+@click.option("--combination", metavar="NAME", help="With --check: simulate this one.")
+@click.option("--seed", type=int, default=0, show_default=True, help="With --check: of the simulation.")
+@click.option(
+    "--from-run",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Fit the tasks to a rollout's results; FILE then says what is offered.",
+)
+@click.option("--times", type=float, default=10.0, show_default=True, help="With --from-run: how many times its load.")
 @click.option("--formulas", is_flag=True, help="List the formulas that a worksheet may name.")
 @click.pass_context
 def plan(
@@ -30,19 +41,29 @@ def plan(
     explain: str | None,
     plot: Path | None,
     html: Path | None,
+    check: bool,
+    combination: str | None,
+    seed: int,
+    from_run: Path | None,
+    times: float,
     formulas: bool,
 ) -> None:
     """Say what the workload in FILE needs and costs, and why.
 
-    FILE is a workload or a worksheet of calculations (docs/planner.md). A worksheet whose expected numbers do not come
-    out exits with 1.
+    FILE is a workload or a worksheet of calculations (docs/planner.md); with --check also a scenario of the simulator.
+    When expected numbers do not come out, or formulas and simulation part, the exit status is 1.
     """
     from dsec.cli.plan_output import print_explanation, print_formulas, print_plan
 
     if formulas:
         print_formulas(as_json=as_json)
         return
-    made = _make(file)
+    if check:
+        ctx.exit(0 if _check(file, combination, seed, as_json=as_json) else 1)
+    if from_run is not None:
+        made = _fit(file, from_run, times, quiet=as_json or explain is not None)
+    else:
+        made = _make(file)
     if explain is not None:
         print_explanation(made, explain, as_json=as_json)
     else:
@@ -50,6 +71,24 @@ def plan(
     _draw(made, plot, html)
     if not made.holds:
         ctx.exit(1)
+
+
+def _check(file: Path | None, combination: str | None, seed: int, *, as_json: bool) -> bool:
+    from dsec.cli.plan_checking import run_check
+    from dsec.cli.plan_reading import read_text
+
+    if file is None:
+        raise click.UsageError("Name the workload or scenario to check.")
+    return run_check(read_text(file), name=str(file), combination=combination, seed=seed, as_json=as_json)
+
+
+def _fit(file: Path | None, directory: Path, times: float, *, quiet: bool) -> Plan:
+    from dsec.cli.plan_fitting import make_run_plan, print_fit
+
+    found = make_run_plan(file, directory, times)
+    if not quiet:
+        print_fit(found)
+    return dataclasses.replace(found.plan, extra={"fit": found.fit, "times": found.times, "cases": found.cases})
 
 
 def _make(file: Path | None) -> Plan:

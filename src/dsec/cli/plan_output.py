@@ -86,6 +86,7 @@ def _explained(figure: Figure) -> dict[str, Any]:
 def plan_record(plan: Plan) -> dict[str, Any]:
     """Return a plan as a JSON object."""
     record: dict[str, Any] = {
+        **plan.extra,
         "heading": plan.heading,
         "holds": plan.holds,
         "checks": plan.checks,

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from dsec.planner.combination import DIMENSIONS, one, units_word
 from dsec.planner.outer import Outer, numeric
 from dsec.planner.quantity import show
-from dsec.planner.table import SLACK, evaluate
+from dsec.planner.table import evaluate
+from dsec.planner.times import SLACK
 from dsec.planner.workload import Billing, Workload
 
 PLENTY = 10_000_000

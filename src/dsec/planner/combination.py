@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsec.base.units import GIB
+from dsec.planner.choice import Choice
 from dsec.planner.dimension import BYTES, CPU, PURE, TIME, TOKEN, Dimension
 from dsec.planner.outer import Outer, Row, numeric
 from dsec.planner.quantity import show
-from dsec.planner.table import RESOURCES, SLACK, Choice, Table
+from dsec.planner.table import RESOURCES, Table
+from dsec.planner.times import SLACK
 from dsec.planner.workload import Billing, Workload
 
 DIMENSIONS: dict[str, Dimension] = {

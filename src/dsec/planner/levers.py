@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsec.planner.additions import lift_limits
+from dsec.planner.choice import Choice
 from dsec.planner.combination import Combination
 from dsec.planner.decision import Lever, Option
 from dsec.planner.figure import Figure
 from dsec.planner.outer import Key, make_outer, numeric
 from dsec.planner.quantity import show
-from dsec.planner.table import Choice, evaluate
+from dsec.planner.table import evaluate
 from dsec.planner.workload import Workload
 
 MOST_OPTIONS = 6

@@ -21,7 +21,11 @@ def make_plan(text: str, *, name: str) -> Plan:
     Raises:
         InvalidRequestError: the text is not what docs/formats/planner.md says; file and line are named.
     """
-    document = parse_document(text, name=name)
+    return plan_document(parse_document(text, name=name))
+
+
+def plan_document(document: Document) -> Plan:
+    """Compute what a parsed file asks for; errors are those of `make_plan`."""
     root = document.root()
     kind = root.choice("kind", ("worksheet", "workload"))
     if (version := root.integer("version", VERSION)) != VERSION:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ class Plan:
         decision: of a workload: combinations, what binds, what to take, what would change that; None: a worksheet.
         shown: names of the figures that are printed without being asked for.
         lookup: makes figures that are too many to be in `figures`.
+        extra: what else belongs into its JSON, such as what was fitted.
     """
 
     heading: Heading
@@ -38,6 +39,7 @@ class Plan:
     decision: Decision | None = None
     shown: tuple[str, ...] = ()
     lookup: Callable[[str], Figure | None] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:

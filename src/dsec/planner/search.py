@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsec.base.errors import InvalidRequestError
+from dsec.planner.choice import Choice
 from dsec.planner.outer import Key, Outer, numeric
-from dsec.planner.table import Choice, Table, evaluate
+from dsec.planner.table import Table, evaluate
 from dsec.planner.workload import Workload
 
 MOST_CORNERS = 1_000_000
@@ -134,11 +135,11 @@ def front(table: Table) -> list[int]:
     """Return the feasible combinations of which no other is both as cheap and as fast, cheapest first."""
     numpy = numeric()
     feasible = numpy.flatnonzero(table.feasible)
-    order = feasible[numpy.lexsort((table.completion_s[feasible], table.usd[feasible]))]
+    times_s = table.completion_s
+    order = feasible[numpy.lexsort((times_s[feasible], table.usd[feasible]))]
     kept: list[int] = []
     fastest = numpy.inf
-    for index in order.tolist():
-        time_s = float(table.completion_s[index])
+    for index, time_s in zip(order.tolist(), times_s[order].tolist(), strict=True):
         if time_s < fastest * (1 - 1e-12):
             kept.append(index)
             fastest = time_s

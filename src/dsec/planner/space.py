@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dsec.base.errors import InvalidRequestError
 from dsec.planner.axis import Axis
+from dsec.planner.choice import Choice
 from dsec.planner.outer import Key, numeric
-from dsec.planner.table import Choice
 from dsec.planner.workload import Workload
 
 MOST_LISTED = 200_000

@@ -74,15 +74,16 @@ def share_within(slack_s: Floats, waits: tuple[Floats, Floats], each_s: tuple[Fl
     return np.where(slack_s < 0, 0.0, 1 - late)
 
 
-def burst_waits_s(pieces: float, servers: Floats, service_s: Floats) -> tuple[Floats, Floats]:
-    """Return the mean wait of a burst on idle servers, and the number of waves; see `dsec.costs.burst`."""
+def burst_waits_s(pieces: float, servers: Floats, service_s: Floats) -> Floats:
+    """Return the mean wait of a burst on idle servers; see `dsec.costs.burst`."""
     import numpy as np
 
     count = np.maximum(np.floor(servers), 1.0)
     waves = np.ceil(pieces / count)
     empty = waves * count - pieces
     waited = count * waves * (waves - 1) / 2 - empty * (waves - 1)
-    return service_s * waited / pieces, waves
+    mean_s: Floats = service_s * waited / pieces
+    return mean_s
 
 
 def burst_share_within(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from dsec.base.units import GIB
 from dsec.planner.additions import lift_limits
+from dsec.planner.choice import Choice
 from dsec.planner.combination import THOUSAND, Combination
 from dsec.planner.decision import Decision, Option
 from dsec.planner.outer import Key, Row, make_outer, numeric
@@ -27,7 +28,7 @@ from dsec.planner.picture import (
     Timeline,
 )
 from dsec.planner.profile import Profile
-from dsec.planner.table import Choice, Table, evaluate
+from dsec.planner.table import Table, evaluate
 from dsec.planner.workload import Workload
 
 MOST_OPTIONS = 6

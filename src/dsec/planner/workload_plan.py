@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dsec.planner.combination import combinations
 from dsec.planner.decision import Decision
@@ -27,14 +27,26 @@ from dsec.planner.worksheet import Worksheet, read_sections
 MOST_SHOWN = 10_000
 
 
-def workload_plan(document: Document) -> Plan:
+def decide_document(document: Document) -> Decision:
+    """Read a workload and decide, without anything that stands around it; errors are those of `workload_plan`."""
+    root = document.root()
+    workload = read_workload(root)
+    check_deadlines(root, workload)
+    return decide(workload, brief=True)
+
+
+def workload_plan(document: Document, sources: Mapping[str, str] | None = None) -> Plan:
     """Read a workload, compare its combinations and decide.
+
+    Args:
+        document: of the file.
+        sources: of figures that do not come from the file, by name.
 
     Raises:
         InvalidRequestError: the file is not what docs/formats/planner.md says, or its ranges are too wide.
     """
     root = document.root()
-    workload = read_workload(root)
+    workload = read_workload(root, sources)
     sheet = read_sections(root, workload.heading)
     expected = list(root.listed("expect"))
     root.finish()
@@ -61,8 +73,12 @@ def _shown(computed: Computed) -> Iterator[str]:
             yield name
 
 
-def decide(workload: Workload) -> Decision:
+def decide(workload: Workload, *, brief: bool = False) -> Decision:
     """Compare all combinations, or search them if they are too many to list.
+
+    Args:
+        workload: what is asked.
+        brief: leave out what would change the answer, which takes longer than the answer.
 
     Raises:
         InvalidRequestError: they are too many to search.
@@ -85,7 +101,7 @@ def decide(workload: Workload) -> Decision:
         reasons=tuple(reasons(workload, options)),
         front=combinations(workload, outer, take(table, on_front)),
         front_is_exact=size.is_listed,
-        levers=make_levers(workload, options),
+        levers=() if brief else make_levers(workload, options),
         break_evens=tuple(break_evens(workload)),
         warnings=tuple(warnings(workload, options)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dsec.planner.axis import read_axis
@@ -33,15 +33,25 @@ _MOST_ROUNDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Read figures whose source is the file's."""
+    """Read figures.
+
+    Attributes:
+        source: of what is written.
+        sources: of figures that have another one, by name.
+    """
 
     source: str
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def figure(self, table: Table, key: str, dimension: Dimension, default: str | None = None) -> Figure:
         """Return a quantity of a dimension as a figure that knows its line."""
         quantity = table.quantity(key, dimension, default)
-        written = f"written at {table.place(key)}" if key in table else "not written; this is the default"
-        return given(table.label(key), quantity.value, dimension, unit=quantity.unit, source=self.source, note=written)
+        name = table.label(key)
+        if key not in table:
+            return given(name, quantity.value, dimension, unit=quantity.unit, source="the default: nothing is written")
+        source = self.sources.get(name, self.source)
+        note = "" if name in self.sources else f"written at {table.place(key)}"
+        return given(name, quantity.value, dimension, unit=quantity.unit, source=source, note=note)
 
     def optional(self, table: Table, key: str, dimension: Dimension) -> Figure | None:
         """Return a figure, or None if there is none."""
@@ -73,14 +83,18 @@ class Values:
         return self.not_negative(table, key, dimension) if key in table else None
 
 
-def read_workload(root: Table) -> Workload:
+def read_workload(root: Table, sources: Mapping[str, str] | None = None) -> Workload:
     """Read a workload; keys that belong to other readers are left alone.
+
+    Args:
+        root: of the document.
+        sources: of figures that do not come from the file, by name.
 
     Raises:
         InvalidRequestError: something is missing, has the wrong unit, is out of range or contradicts something else.
     """
     heading = read_heading(root)
-    values = Values(heading.source or heading.where)
+    values = Values(heading.source or heading.where, sources or {})
     arrivals = _arrivals(root.needed_table("arrivals"), values)
     services = _named(root, "service", values, _service)
     workload = Workload(
