@@ -50,6 +50,7 @@ class TestRunsc(RuntimeSuite):
         "test_control_descriptor_is_apart_from_the_output": "runsc exec hands no further descriptor on",
         "test_signal_reaches_the_command_and_is_reported": NO_SIGNALS,
         "test_signal_can_be_handled_by_the_command": NO_SIGNALS,
+        "test_a_signal_reaches_a_command_whose_input_is_held_open": NO_SIGNALS,
         "test_terminal_has_a_size_and_can_be_resized": NO_SIGNALS,
         "test_terminal_echoes_interrupts_and_ends": NO_SIGNALS,
     }

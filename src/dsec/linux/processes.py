@@ -80,3 +80,9 @@ class ProcessIdentity:
 @cache
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def start_boot_s(pid: int) -> float | None:
+    """Return when a process started, in seconds of CLOCK_BOOTTIME; None when there is none, or only a zombie."""
+    identity = ProcessIdentity.of(pid)
+    return None if identity is None else identity.start_ticks / os.sysconf("SC_CLK_TCK")

@@ -51,6 +51,7 @@ def spawn_request(
         terminal=request.terminal,
         stdin=request.keep_stdin_open or bool(request.stdin),
         durable=durable,
+        hold_stdin=durable and request.keep_stdin_open,
         control_fd=control_fd,
     )
 

@@ -214,10 +214,12 @@ class MemoryProcess:
         await self._changed.wait_for(lambda: not self._tasks)
 
     async def close(self, *, forget: bool = True) -> None:
+        if not self._request.hold_stdin:
+            self._input_open = False
+            self._changed.notify()
         if self.durable:
             return
         self._discarding = True
-        self._input_open = False
         self._output.clear()
         self._buffered = 0
         self._changed.notify()

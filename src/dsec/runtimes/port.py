@@ -76,6 +76,8 @@ class SpawnRequest:
         terminal: None, or the size of the terminal to run on.
         stdin: whether the caller will write to the input; otherwise it is empty.
         durable: the process, its output so far and its exit code survive the death of the caller.
+        hold_stdin: the input of a durable command stays open when the caller dies, and who takes it over may go on
+            writing. Otherwise it ends then.
         control_fd: give the process an extra pipe as descriptor 3, read through `Process.read_control`.
     """
 
@@ -87,6 +89,7 @@ class SpawnRequest:
     terminal: TerminalSize | None = None
     stdin: bool = False
     durable: bool = False
+    hold_stdin: bool = False
     control_fd: bool = False
 
 

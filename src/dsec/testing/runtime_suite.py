@@ -536,6 +536,55 @@ class RuntimeSuite:
         out, _, status = await collect(again)
         assert (out, status.exit_code) == (b"two\n", 6), status
 
+    async def test_an_input_that_is_held_open_is_written_on_by_who_takes_over(
+        self, instance: Instance, commands: Commands
+    ) -> None:
+        process = await instance.spawn(commands.run("cat", durable=True, stdin=True, hold_stdin=True))
+        await process.write(b"one\n")
+        await read_until(process, b"one\n")
+        await process.close()
+        again = await instance.reattach(process.process_id)
+        assert again is not None
+        await again.write(b"two\n")
+        await read_until(again, b"two\n")
+        await again.close_stdin()
+        out, _, status = await collect(again)
+        assert (out, status.exit_code) == (b"", 0)
+
+    async def test_an_input_that_was_ended_stays_ended(self, instance: Instance, commands: Commands) -> None:
+        script = "cat; sleep 0.1; echo end"
+        process = await instance.spawn(commands.sh(script, durable=True, stdin=True, hold_stdin=True))
+        await process.write(b"one\n")
+        await read_until(process, b"one\n")
+        await process.close_stdin()
+        await process.close()
+        again = await instance.reattach(process.process_id)
+        assert again is not None
+        out, _, status = await collect(again)
+        assert (out, status.exit_code) == (b"end\n", 0)
+
+    @needs_real_shell
+    async def test_a_signal_reaches_a_command_whose_input_is_held_open(
+        self, instance: Instance, commands: Commands
+    ) -> None:
+        script = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.02; done"
+        process = await instance.spawn(commands.sh(script, durable=True, stdin=True, hold_stdin=True))
+        await read_until(process, b"ready\n")
+        await process.signal(signal.SIGTERM)
+        assert (await collect(process))[2].exit_code == 5
+
+    async def test_a_command_that_is_found_again_has_run_since_its_start(
+        self, instance: Instance, commands: Commands
+    ) -> None:
+        script = "sleep 0.2; echo late; cat"
+        process = await instance.spawn(commands.sh(script, durable=True, stdin=True, hold_stdin=True))
+        await read_until(process, b"late\n")
+        await process.close()
+        again = await instance.reattach(process.process_id)
+        assert again is not None
+        await again.close_stdin()
+        assert (await collect(again))[2].duration_s >= 0.18  # The kernel's ticks are 10 ms.
+
     async def test_reattach_to_what_never_was_returns_none(self, instance: Instance) -> None:
         assert await instance.reattach("prc-nobody") is None
 

@@ -4,13 +4,17 @@ A small `sh` on the host stands between us and the runtime. It holds both ends o
 so that the command neither blocks on a missing reader's death nor dies of SIGPIPE, only waits while nobody reads; when
 the command ends it writes the exit code to a file and stays until the last output was fetched. A later node opens the
 read ends again through the shell's ``/proc/<pid>/fd``: anonymous pipes show the guest no path of the host, as FIFOs
-would. Everything else that a later node needs is in the command's directory::
+would. An input that is to stay open is held the same way, by a second shell of its own: the one that waits for the
+command could not let go of it meanwhile, and the command would never see the end of its input.
+Everything else that a later node needs is in the command's directory::
 
     pid      the shell's pid
     started  the shell was let go and starts the runtime
     status   FIFO that announces the exit code to a node that is there
     exit     the exit code, written by rename
     release  FIFO: a line here lets the shell go
+    input    FIFO, for an input that stays open: a line here ends it
+    input.pid  pid of the shell that holds the input; removed before that is told to end it
     stdout, stderr  output on its way (dsec.runtimes.container.kept_output)
     log      the runtime's own errors
     process.json
@@ -25,12 +29,14 @@ import asyncio
 import os
 import shutil
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError, RuntimeFailedError
+from dsec.linux.processes import start_boot_s
 from dsec.model.process import ExitStatus, Stream, TerminalSize
 from dsec.runtimes.container.child import GATE_DESCRIPTOR, HostChild
 from dsec.runtimes.container.command import Pipes, RuntimeProgram
@@ -46,11 +52,19 @@ SHELL = "/bin/sh"
 SCRIPT = f"""cd "$1" || exit 1
 shift
 read -r _ <&{GATE_DESCRIPTOR} || exit 1
+if [ -p input ]; then
+    (exec 3>&- 4>&- 7<&- 8<&- {GATE_DESCRIPTOR}<&- 6<>input; read -r _ <&6) &
+    echo "$!" >input.new && mv input.new input.pid
+fi
 exec {GATE_DESCRIPTOR}<&- 5<>status 6<>release
 : >started
 (exec "$@" >&3 2>&4 3>&- 4>&- 5>&- 6>&- 7<&- 8<&-)
 code=$?
 echo "$code" >exit.new && mv exit.new exit
+if [ -p input ]; then
+    echo 1<>input
+    wait
+fi
 echo "$code" >&5
 read -r _ <&6
 """
@@ -60,6 +74,8 @@ descriptors would not be where a later node looks for them."""
 _FIFOS = ("status", "release")
 _WRITE_ENDS = {Stream.STDOUT: 3, Stream.STDERR: 4}
 _READ_ENDS = {Stream.STDOUT: 7, Stream.STDERR: 8}
+_INPUT_END = 5
+"""Where the shell gets the write end of an input that stays open, and its holder keeps it."""
 _KILLED_EXIT_CODE = 128 + signal.SIGKILL
 _MAXIMUM_LOG_BYTES = 65_536
 
@@ -82,6 +98,7 @@ class DurableProcess(ProcessBase):
         sources: read ends of the output, owned from here on.
         stdin: write end of the input, owned; None without one.
         kept: how many bytes of each stream an earlier caller has put away; None: what it had when it let go.
+        age_s: for how long it had run already.
     """
 
     def __init__(
@@ -94,18 +111,21 @@ class DurableProcess(ProcessBase):
         sources: Mapping[Stream, int],
         stdin: int | None = None,
         kept: Mapping[Stream, int] | None = None,
+        age_s: float = 0.0,
     ) -> None:
         self._directory = directory
         self._closed = False
         self._pidfd = pidfd
         self._status = self._open_fifo("status")
         self._release_fifo = self._open_fifo("release")  # Held open: a line nobody has read yet must not vanish.
+        self._input_fifo = self._open_fifo("input") if (directory / "input").exists() else -1
         self._kept = KeptOutput(directory)
         backlog = self._kept.backlog(kept)
         output = OutputReader(
             sources, os.close, receive=self._kept.receive, returned=self._kept.returned, backlog=backlog
         )
         super().__init__(process_id, group, output, stdin)
+        self._started -= age_s
         if (directory / "exit").exists() or self._pidfd is None:
             self._conclude()
             return
@@ -137,7 +157,7 @@ class DurableProcess(ProcessBase):
             )
         directory = paths.process(request.process_id)
         directory.mkdir(parents=True)
-        for name in _FIFOS:
+        for name in (*_FIFOS, "input") if request.hold_stdin else _FIFOS:
             os.mkfifo(directory / name, 0o600)
         (directory / "process.json").write_bytes(document)
         arguments = program.exec_arguments(
@@ -174,7 +194,13 @@ class DurableProcess(ProcessBase):
             # Its start was never acknowledged. (A shell that lives may have been frozen on its way to say so.)
             return None
         sources = {} if pidfd is None else _reopen(directory)
-        return cls(process_id, directory, group, pidfd=pidfd, sources=sources, kept=kept)
+        stdin = _reopen_input(directory)
+        age_s = _age_s(directory)
+        process = cls(process_id, directory, group, pidfd=pidfd, sources=sources, stdin=stdin, kept=kept, age_s=age_s)
+        if stdin is None and process._input_fifo >= 0:
+            # Its end was asked for, and whoever did so may have died before it could say it to the holder.
+            _end_input(directory, process._input_fifo)
+        return process
 
     def _release(self) -> None:
         os.write(self._release_fifo, b"\n")
@@ -208,6 +234,9 @@ class DurableProcess(ProcessBase):
             os.close(self._status)
             os.close(self._release_fifo)
             self._status = self._release_fifo = -1
+        if self._input_fifo >= 0:
+            os.close(self._input_fifo)
+            self._input_fifo = -1
 
     def _judge(self) -> ExitStatus | DsecError:
         message = logged_errors(_read_bounded(self._directory / "log"))
@@ -241,7 +270,13 @@ class DurableProcess(ProcessBase):
             return
         # The runtime is the shell's child, and the command is the runtime's.
         shell = int((self._directory / "pid").read_text(encoding="ascii"))
-        await self._group.signal_command(lambda: self._group.child_of(shell), number, self._outcome)
+        holder = _read_pid(self._directory / "input.pid")
+        await self._group.signal_command(lambda: self._group.child_of(shell, but=holder), number, self._outcome)
+
+    async def close_stdin(self) -> None:
+        self._close_input()
+        if self._input_fifo >= 0:
+            _end_input(self._directory, self._input_fifo)
 
     async def resize(self, size: TerminalSize) -> None:
         raise InvalidRequestError(f"{self.process_id} has no terminal")
@@ -274,6 +309,8 @@ def _pipes(request: SpawnRequest, owner: int) -> Pipes:
     try:
         if request.stdin:
             pipes.input("stdin", 0, owner)
+            if request.hold_stdin:
+                pipes.child[_INPUT_END] = os.dup(pipes.ours["stdin"])
         else:
             pipes.empty(0, owner)
         pipes.sink(1)
@@ -292,7 +329,7 @@ def _reopen(directory: Path) -> dict[Stream, int]:
     """Open the output that a shell holds; empty when it ends just now."""
     sources: dict[Stream, int] = {}
     try:
-        pid = int((directory / "pid").read_text(encoding="ascii"))
+        pid = _read_pid(directory / "pid")
         for stream, number in _READ_ENDS.items():
             sources[stream] = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -300,12 +337,40 @@ def _reopen(directory: Path) -> dict[Stream, int]:
     return sources
 
 
-def _open_pidfd(directory: Path) -> int | None:
-    """Open the shell's pidfd; None when the process of that pid is gone or is somebody else."""
+def _reopen_input(directory: Path) -> int | None:
+    """Open the input that is held open; None when there is none any more."""
+    pidfd = _open_pidfd(directory, "input.pid")
+    if pidfd is None:
+        return None
     try:
-        pid = int((directory / "pid").read_text(encoding="ascii"))
+        holder = _read_pid(directory / "input.pid")
+        return os.open(f"/proc/{holder}/fd/{_INPUT_END}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None  # It ends just now.
+    finally:
+        os.close(pidfd)
+
+
+def _end_input(directory: Path, fifo: int) -> None:
+    """Have the holder let go. First nobody may take the input over any more: they would keep it open in its place."""
+    (directory / "input.pid").unlink(missing_ok=True)
+    os.write(fifo, b"\n")
+
+
+def _read_pid(path: Path) -> int:
+    """Return the pid that a file holds; 0 when there is no such file."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return 0
+
+
+def _open_pidfd(directory: Path, name: str = "pid") -> int | None:
+    """Open the pidfd of a shell; None when the process of that pid is gone or is somebody else."""
+    try:
+        pid = _read_pid(directory / name)
         descriptor = os.pidfd_open(pid)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
+    except (ValueError, OSError):
         return None
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -316,6 +381,29 @@ def _open_pidfd(directory: Path) -> int | None:
         return descriptor
     os.close(descriptor)
     return None
+
+
+def _age_s(directory: Path) -> float:
+    """Return how long ago a command started; of one that has ended, how long it ran.
+
+    By the kernel's own record of the shell's start where there is one (it does not follow the wall clock), else by the
+    times of the files that the shell wrote.
+    """
+    started_s = _modified_s(directory / "started")
+    ended_s = _modified_s(directory / "exit")
+    if ended_s is not None and started_s is not None:
+        return max(0.0, ended_s - started_s)
+    started_boot_s = start_boot_s(_read_pid(directory / "pid"))
+    if started_boot_s is not None:
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_boot_s)
+    return 0.0 if started_s is None else max(0.0, time.time() - started_s)
+
+
+def _modified_s(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 def _read_bounded(path: Path) -> bytes:

@@ -102,9 +102,9 @@ class CommandGroup:
             await asyncio.wait([ended], timeout=pause_s)
             pause_s = min(2 * pause_s, 0.05)
 
-    def child_of(self, pid: int) -> int:
-        """Return the first child of a process; 0 (nobody) when it has none."""
-        return next(iter(_children(pid)), 0)
+    def child_of(self, pid: int, *, but: int = 0) -> int:
+        """Return the first child of a process, other than `but`; 0 (nobody) when it has none."""
+        return next((child for child in _children(pid) if child != but), 0)
 
 
 _START_LIMIT_S = 1.0
