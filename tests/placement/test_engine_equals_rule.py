@@ -28,6 +28,7 @@ def known(engine: PlacementEngine) -> list[rule.Known]:
         rule.Known(
             view=state.view,
             own=tuple(attempt.increment for attempt in state.recent) if engine.policy.overlay else (),
+            own_weight=state.own_weight,
             offered=state.offered,
             view_weight=state.view_weight,
             mean=state.mean,
@@ -40,9 +41,9 @@ def known(engine: PlacementEngine) -> list[rule.Known]:
 class History:
     """Plays events on an engine; before each placement it asks the plain rule."""
 
-    def __init__(self, choices: int, overlay: bool, seed: int) -> None:
+    def __init__(self, choices: int, overlay: bool, seed: int, schedulers: int = 1) -> None:
         self.source = random.Random(seed)
-        policy = PlacementPolicy(choices=choices, overlay=overlay, rejections=3, tick_s=1.0)
+        policy = PlacementPolicy(choices=choices, overlay=overlay, rejections=3, tick_s=1.0, schedulers=schedulers)
         self.engine = PlacementEngine(self.source.getrandbits, policy=policy)
         self.now_s = 0.0
         self.waiting: list[Placement] = []
@@ -118,9 +119,9 @@ def any_event(source: random.Random) -> tuple[Any, ...]:
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 2**32), st.integers(1, 8), st.booleans())
-def test_fast_path_and_plain_rule_choose_the_same_node(seed: int, choices: int, overlay: bool) -> None:
-    history = History(choices, overlay, seed)
+@given(st.integers(0, 2**32), st.integers(1, 8), st.booleans(), st.integers(1, 5))
+def test_fast_path_and_plain_rule_choose_the_same_node(seed: int, choices: int, overlay: bool, schedulers: int) -> None:
+    history = History(choices, overlay, seed, schedulers)
     for number in range(8):
         history.view(number, number % 4, Health.ACCEPTING)
     events = random.Random(seed)

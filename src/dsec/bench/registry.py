@@ -95,4 +95,26 @@ BENCHMARKS = (
         "Roll out 164 HumanEval tasks; beside their bare test commands.",
         counts="tasks",
     ),
+    Benchmark(
+        "placement",
+        "dsec.bench.placement:bench_placement",
+        "Choose nodes among 1,024 on old views; beside the plain rule and a full scan.",
+        samples=30,
+        counts="nodes",
+        pure=True,
+    ),
+    Benchmark(
+        "herd",
+        "dsec.bench.herd:bench_herd",
+        "Fill 160 nodes by eight schedulers on old views; beside an oracle, least-loaded and k choices.",
+        samples=10,
+        pure=True,
+    ),
+    Benchmark(
+        "plan",
+        "dsec.bench.plan:bench_plan",
+        "Compare ten thousand combinations of a workload; beside a plain loop over the same formulas.",
+        samples=5,
+        pure=True,
+    ),
 )

@@ -126,6 +126,11 @@ class Creation:
             )
         return self.begin(now_s)
 
+    def admitted(self, node: str, ticket: int, now_s: float) -> None:
+        """Take a node's word that it has begun, with its number for it: views that show it are recognised earlier."""
+        if self._awaits(node):
+            self._engine.admitted(self.request.sandbox_id, node, ticket, now_s)
+
     def created(
         self, node: str, now_s: float, *, ticket: int | None = None, view: NodeView | None = None
     ) -> tuple[Step, Orphan | None]:

@@ -39,16 +39,16 @@ import msgspec
 from dsec.base.errors import InvalidStateError
 from dsec.model.value import Value
 from dsec.placement.affinity import NO_AFFINITY, AffinityPolicy, Group, Groups
+from dsec.placement.choice import choose
 from dsec.placement.decision import Orphan, Placement, Reason, Refusal
 from dsec.placement.doubts import Doubts
 from dsec.placement.duplicates import Holder, keep_one
 from dsec.placement.fleet import Fleet, ShapeIndex
-from dsec.placement.load import Increment
-from dsec.placement.node_state import Attempt, NodeState
+from dsec.placement.node_state import NO_TICKET, Attempt, NodeState
 from dsec.placement.policy import PlacementPolicy
 from dsec.placement.refusals import exhausted, explain
 from dsec.placement.request import PlacementRequest
-from dsec.placement.sampling import RandomBits, draw_distinct
+from dsec.placement.sampling import RandomBits
 from dsec.placement.trust import smoothed
 from dsec.placement.view import NodeView
 
@@ -66,6 +66,7 @@ class EngineStatistics(Value, frozen=True):
         scanned: of these, how many looked at every node.
         rejected, failed: what nodes answered.
         refused: requests for which there was no node.
+        own_weight: for how many placements each own one counts; see `dsec.placement.others`.
         usual_creation_s: smoothed time of a creation; None until one was measured.
     """
 
@@ -77,6 +78,7 @@ class EngineStatistics(Value, frozen=True):
     rejected: int
     failed: int
     refused: int
+    own_weight: int
     usual_creation_s: float | None
 
 
@@ -154,9 +156,9 @@ class PlacementEngine:
         first = ((drawn & _MASK) * limit) >> 32
         second = ((drawn >> 32) * (limit - 1)) >> 32
         node, other = nodes[first], nodes[second + (second >= first)]
-        load, other_load = node.load_with(index.increment), other.load_with(index.increment)
-        if other_load < load:
-            node, load = other, other_load
+        if other.rank_with(index.increment) < node.rank_with(index.increment):
+            node = other
+        load = node.load_with(index.increment)
         if load > 1.0:
             return self._place_by_choice(index, request, (), now_s, draws=self.policy.draws - 1)
         return self._send(index, request, node, load, Reason.CHOICE, (), now_s)
@@ -169,45 +171,17 @@ class PlacementEngine:
         now_s: float,
         draws: int | None = None,
     ) -> Placement | Refusal:
-        chosen = self.choose(index, tried, self.policy.draws if draws is None else draws)
+        chosen = self._choose(index, tried, self.policy.draws if draws is None else draws)
         if chosen is None:
             return self._refuse(index, request, tried, now_s)
-        node, load, reason = chosen
-        return self._send(index, request, node, load, reason, tried, now_s)
+        node, reason = chosen
+        return self._send(index, request, node, node.load_with(index.increment), reason, tried, now_s)
 
-    def choose(
-        self, index: ShapeIndex, tried: tuple[str, ...] = (), draws: int = 1
-    ) -> tuple[NodeState, float, Reason] | None:
-        """Return the least loaded of k random nodes with room, what its load becomes, and why; None when all are full.
-
-        Draws k nodes up to `draws` times. When all of those are full it looks at every node, so that the last free
-        place of a fleet is found.
-        """
+    def _choose(self, index: ShapeIndex, tried: tuple[str, ...], draws: int) -> tuple[NodeState, Reason] | None:
         if not tried and index.refused_at == self.fleet.generation:
             return None
         nodes = [node for node in index.nodes if node.name not in tried] if tried else index.nodes
-        increment = index.increment
-        for _ in range(draws if nodes else 0):
-            best, load = self._least_of_k(nodes, increment)
-            if load <= 1.0:
-                return best, load, Reason.CHOICE
-        loads = [node.load_with(increment) for node in nodes]
-        load = min(loads, default=2.0)
-        if load > 1.0:
-            return None
-        return nodes[loads.index(load)], load, Reason.SCAN
-
-    def _least_of_k(self, nodes: list[NodeState], increment: Increment) -> tuple[NodeState, float]:
-        """Draw k nodes and return the least loaded, the first drawn of equals."""
-        first, *others = draw_distinct(self.policy.choices, len(nodes), self._bits)
-        best = nodes[first]
-        load = best.load_with(increment)
-        for at in others:
-            node = nodes[at]
-            node_load = node.load_with(increment)
-            if node_load < load:
-                best, load = node, node_load
-        return best, load
+        return choose(nodes, index.increment, choices=self.policy.choices, draws=draws, bits=self._bits)
 
     def _place_in_group(
         self, group: Group, index: ShapeIndex, request: PlacementRequest, now_s: float, tried: tuple[str, ...] = ()
@@ -217,11 +191,13 @@ class PlacementEngine:
             return self._settle_group(group, self._place_by_choice(index, request, tried, now_s))
         node, load = home
         if load > self.affinity.max_load_threshold and group.may_spill(self.affinity):
-            other = self.choose(index, tried, self.policy.draws)
-            if other is not None and other[1] < load and other[0].name not in group.homes:
+            chosen = self._choose(index, tried, self.policy.draws)
+            other = chosen[0] if chosen is not None else node
+            other_load = other.load_with(index.increment)
+            if other_load < load and other.name not in group.homes:
                 group.placed += 1
                 group.spilled += 1
-                return self._send(index, request, other[0], other[1], Reason.SPILL, tried, now_s)
+                return self._send(index, request, other, other_load, Reason.SPILL, tried, now_s)
         group.placed += 1
         return self._send(index, request, node, load, Reason.HOME, tried, now_s)
 
@@ -340,13 +316,14 @@ class PlacementEngine:
             self._attempts.pop(self._answered.popleft(), None)
 
     def _forget_if_shown(self, attempt: Attempt) -> None:
-        view = attempt.node.view
-        if attempt.ticket >= 0 and view.creations_seen >= attempt.ticket:
-            self._lighten(attempt)
+        shown = attempt.ticket != NO_TICKET and attempt.node.view.creations_seen >= attempt.ticket
+        if shown and self._lighten(attempt):
+            self.fleet.learn(0, 1)
 
-    def _lighten(self, attempt: Attempt) -> None:
-        attempt.node.drop(attempt)
-        self.fleet.generation += 1
+    def _lighten(self, attempt: Attempt) -> bool:
+        dropped = attempt.node.drop(attempt)
+        self.fleet.generation += dropped
+        return dropped
 
     def rejected(
         self, sandbox_id: str, node: str, now_s: float, *, view: NodeView | None = None
@@ -490,6 +467,7 @@ class PlacementEngine:
             rejected=self._rejected,
             failed=self._failed,
             refused=self._refused,
+            own_weight=self.fleet.others.weight,
             usual_creation_s=self._usual_creation_s,
         )
 

@@ -20,6 +20,7 @@ from dsec.placement.decision import Refusal
 from dsec.placement.filter import capable
 from dsec.placement.load import NOTHING, Increment, mean_of, shares, weight_of_age
 from dsec.placement.node_state import NodeState
+from dsec.placement.others import Others
 from dsec.placement.policy import PlacementPolicy
 from dsec.placement.request import Shape
 from dsec.placement.view import NodeView, is_newer
@@ -76,6 +77,7 @@ class Fleet:
     Attributes:
         generation: grows whenever a node may have become less loaded or newly offered.
         panic: whether too few nodes are heard of to leave the others out.
+        others: how much the other schedulers place.
         mean: the mean shares of the nodes whose views are fresh; the last ones when no view is.
     """
 
@@ -87,6 +89,7 @@ class Fleet:
         self.generation = 0
         self.panic = False
         self.mean = NOTHING
+        self.others = Others(policy.schedulers)
         self._ticked_s: float | None = None
 
     def __len__(self) -> int:
@@ -104,7 +107,8 @@ class Fleet:
         as_of_s = now_s - max(0.0, age_s)
         state = self._states.get(view.node)
         if state is None:
-            state = NodeState(view, self._ranks, as_of_s, overlay=self._policy.overlay)
+            overlay, own_weight = self._policy.overlay, self.others.weight
+            state = NodeState(view, self._ranks, as_of_s, overlay=overlay, own_weight=own_weight)
             self._ranks += 1
             self._states[view.node] = state
             self._review(state, now_s, reindex=True)
@@ -112,11 +116,17 @@ class Fleet:
             before = state.view
             if not is_newer(view, before):
                 return False
-            state.take(view, as_of_s)
+            self.learn(*state.take(view, as_of_s))
             changed = view.features != before.features or view.capacity != before.capacity
             self._review(state, now_s, reindex=changed)
         self.generation += 1
         return True
+
+    def learn(self, everybody: int, own: int) -> None:
+        """Learn from creations that a view shows how much others place."""
+        if self._policy.learn and self.others.note(everybody, own):
+            for state in self._states.values():
+                state.count_for(self.others.weight)
 
     def heard(self, state: NodeState, now_s: float) -> None:
         """Note a sign of life."""

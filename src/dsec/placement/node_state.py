@@ -58,7 +58,9 @@ class NodeState:
         as_of_s: when the report was asked for, on the scheduler's clock.
         heard_s: when the node was last heard of, by a report or by an answer.
         recent: own placements that the view does not show.
-        cpu_millis, memory_bytes, sandboxes, creating: of the view and the recent placements together.
+        own_weight: what each of the recent placements counts for in the order among nodes.
+        cpu_millis, memory_bytes, sandboxes, creating: of the view and the weighted recent placements together.
+        own_cpu_millis, own_memory_bytes, own_sandboxes: of the recent placements, each counted once.
         view_weight: what the view still counts; see `dsec.placement.load`.
         mean: the fleet's shares that took the rest of its place.
         offered: whether it gets sandboxes; it may be closed, draining, failed, lost or suspended.
@@ -67,12 +69,12 @@ class NodeState:
 
     __slots__ = (
         "as_of_s", "cpu_capacity", "cpu_millis", "creating", "creations_capacity", "heard_s", "mean", "memory_bytes",
-        "memory_capacity", "name", "offered", "overlay", "rank", "recent", "sandboxes", "sandboxes_capacity", "trust",
-        "view", "view_weight",
+        "memory_capacity", "name", "offered", "overlay", "own_cpu_millis", "own_memory_bytes", "own_sandboxes",
+        "own_weight", "rank", "recent", "sandboxes", "sandboxes_capacity", "trust", "view", "view_weight",
     )  # fmt: skip
 
-    def __init__(self, view: NodeView, rank: int, as_of_s: float, *, overlay: bool = True) -> None:
-        self.name, self.rank, self.overlay = view.node, rank, overlay
+    def __init__(self, view: NodeView, rank: int, as_of_s: float, *, overlay: bool = True, own_weight: int = 1) -> None:
+        self.name, self.rank, self.overlay, self.own_weight = view.node, rank, overlay, own_weight
         self.recent: list[Attempt] = []
         self.trust = Trust()
         self.view_weight, self.mean = 1.0, NOTHING
@@ -81,10 +83,17 @@ class NodeState:
         self.view = view
         self.take(view, as_of_s)
 
-    def take(self, view: NodeView, as_of_s: float) -> None:
-        """Replace the view; forget the placements that the new one shows."""
-        same_life = self.recent and view.incarnation == self.view.incarnation
-        self.recent = [attempt for attempt in self.recent if same_life and not shown_by(attempt, view, as_of_s)]
+    def take(self, view: NodeView, as_of_s: float) -> tuple[int, int]:
+        """Replace the view and forget the placements that the new one shows.
+
+        Returns:
+            How many creations the new view shows that the old one did not, and how many of them are known as own ones.
+            Of a node in a new life nothing can be said: (0, 0).
+        """
+        before = self.recent
+        same_life = view.incarnation == self.view.incarnation
+        grown = view.creations_seen - self.view.creations_seen if same_life else 0
+        self.recent = [attempt for attempt in before if same_life and not shown_by(attempt, view, as_of_s)]
         self.view, self.as_of_s = view, as_of_s
         self.heard_s = max(self.heard_s, as_of_s)
         capacity = view.capacity
@@ -93,6 +102,7 @@ class NodeState:
         self.sandboxes_capacity = float(capacity.sandboxes)
         self.creations_capacity = float(capacity.creations)
         self._sum()
+        return grown, len(before) - len(self.recent) if same_life else 0
 
     def age(self, view_weight: float, mean: Shares) -> None:
         """Let the view count `view_weight`, and the mean of the fleet take the rest of its place."""
@@ -100,37 +110,49 @@ class NodeState:
             self.view_weight, self.mean = view_weight, mean
             self._sum()
 
+    def count_for(self, own_weight: int) -> None:
+        """Let each own placement count for so many in the order among nodes; see `dsec.placement.others`."""
+        if own_weight != self.own_weight:
+            self.own_weight = own_weight
+            self._sum()
+
     def _sum(self) -> None:
         used = aged(self.view.used, self.view.capacity, self.view_weight, self.mean)
         self.cpu_millis, self.memory_bytes = float(used.cpu_millis), float(used.memory_bytes)
         self.sandboxes, self.creating = float(used.sandboxes), float(used.creating)
+        self.own_cpu_millis = self.own_memory_bytes = self.own_sandboxes = 0.0
         if self.overlay:
             for attempt in self.recent:
-                self._add(attempt.increment, 1.0)
+                self._count(attempt.increment, 1.0)
 
-    def _add(self, increment: Increment, sign: float) -> None:
-        self.cpu_millis += sign * increment.cpu_millis
-        self.memory_bytes += sign * increment.memory_bytes
-        self.sandboxes += sign
-        self.creating += sign
+    def _count(self, increment: Increment, sign: float) -> None:
+        self.own_cpu_millis += sign * increment.cpu_millis
+        self.own_memory_bytes += sign * increment.memory_bytes
+        self.own_sandboxes += sign
+        weight = sign * self.own_weight
+        self.cpu_millis += weight * increment.cpu_millis
+        self.memory_bytes += weight * increment.memory_bytes
+        self.sandboxes += weight
+        self.creating += weight
 
     def add(self, attempt: Attempt) -> None:
         """Count a placement."""
         self.recent.append(attempt)
         if self.overlay:
-            self._add(attempt.increment, 1.0)
+            self._count(attempt.increment, 1.0)
 
-    def drop(self, attempt: Attempt) -> None:
-        """Count a placement no more; nothing happens if a view has taken its place."""
+    def drop(self, attempt: Attempt) -> bool:
+        """Count a placement no more; return False, with nothing done, if a view has taken its place."""
         for at, one in enumerate(self.recent):
             if one is attempt:
                 del self.recent[at]
                 if self.overlay:
-                    self._add(attempt.increment, -1.0)
-                return
+                    self._count(attempt.increment, -1.0)
+                return True
+        return False
 
-    def load_with(self, increment: Increment) -> float:
-        """Return the load that the node is believed to have after one more such sandbox."""
+    def rank_with(self, increment: Increment) -> float:
+        """Return what nodes are compared by: the load after one more such sandbox, and after what others are doing."""
         load = (self.cpu_millis + increment.cpu_millis) / self.cpu_capacity
         share = (self.memory_bytes + increment.memory_bytes) / self.memory_capacity
         if share > load:
@@ -144,14 +166,26 @@ class NodeState:
         trust = self.trust.score
         return load if trust == 1.0 or load >= 1.0 else 1.0 - trust * (1.0 - load)
 
-    def load(self) -> float:
-        """Return the load as counted, before anything more is placed."""
-        return max(
-            self.cpu_millis / self.cpu_capacity,
-            self.memory_bytes / self.memory_capacity,
-            self.sandboxes / self.sandboxes_capacity,
-            self.creating / self.creations_capacity,
+    def load_with(self, increment: Increment) -> float:
+        """Return the load that the node is believed to have after one more such sandbox, as far as is known."""
+        if self.own_weight == 1 or not self.recent:
+            return self.rank_with(increment)
+        load = max(self.shares_with(increment))
+        return load if load >= 1.0 else 1.0 - self.trust.score * (1.0 - load)
+
+    def shares_with(self, increment: Increment) -> Shares:
+        """Return how full each resource would be after one more such sandbox, as far as is known."""
+        guessed = self.own_weight - 1
+        return Shares(
+            (self.cpu_millis - guessed * self.own_cpu_millis + increment.cpu_millis) / self.cpu_capacity,
+            (self.memory_bytes - guessed * self.own_memory_bytes + increment.memory_bytes) / self.memory_capacity,
+            (self.sandboxes - guessed * self.own_sandboxes + 1.0) / self.sandboxes_capacity,
+            (self.creating - guessed * self.own_sandboxes + 1.0) / self.creations_capacity,
         )
+
+    def has_room(self, increment: Increment) -> bool:
+        """Say whether one more such sandbox is expected to be admitted."""
+        return self.load_with(increment) <= 1.0
 
     def wants_work(self) -> bool:
         """Say whether the node itself takes sandboxes."""

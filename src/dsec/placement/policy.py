@@ -67,7 +67,7 @@ class TrustPolicy(Value, frozen=True):
         floor: the least trust.
         surprise_load: a rejection surprises when the node should have been at this load or less.
         slow_factor: see `after_slow`.
-        slow_least_s: what takes less is not slow, whatever the usual time is: the difference between 2 and 10 ms is chance.
+        slow_least_s: what takes less is not slow, whatever is usual: the difference between 2 and 10 ms is chance.
         suspend_after: failures in a row after which a node is left out for a while.
         suspend_s: how long, doubled with each further failure.
         suspend_limit_s: the longest.
@@ -97,6 +97,8 @@ class PlacementPolicy(Value, frozen=True):
     Attributes:
         choices: how many nodes are drawn at random (k); the least loaded of them is taken. 1 is random placement.
         overlay: whether own placements count before a view shows them. False only to show what it is good for.
+        schedulers: for how many placements each own one counts, until views show how much others place.
+        learn: whether it is learnt from the views; see `dsec.placement.others`.
         rejections: after so many nodes refused one sandbox, the refusal is reported.
         draws: how often k nodes are drawn when all of them are full, before every node is looked at.
         expectation, ageing, trust: see there.
@@ -106,6 +108,8 @@ class PlacementPolicy(Value, frozen=True):
 
     choices: int = 2
     overlay: bool = True
+    schedulers: int = 1
+    learn: bool = True
     rejections: int = 5
     draws: int = 2
     expectation: Expectation = Expectation()
@@ -115,7 +119,7 @@ class PlacementPolicy(Value, frozen=True):
     tick_s: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, least in (("choices", 1), ("rejections", 1), ("draws", 1), ("remembered", 0)):
+        for name, least in (("choices", 1), ("schedulers", 1), ("rejections", 1), ("draws", 1), ("remembered", 0)):
             if getattr(self, name) < least:
                 raise InvalidRequestError(
                     f"placement: {name} is {getattr(self, name)}", resolution=f"give a {name} of {least} or more"

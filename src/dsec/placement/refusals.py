@@ -28,7 +28,7 @@ def _explain(fleet: Fleet, index: ShapeIndex, tried: tuple[str, ...], now_s: flo
     if not index.nodes:
         return Why.UNOFFERED, *_unoffered(fleet, could, now_s)
     left = [state for state in index.nodes if state.name not in tried]
-    if tried and not any(state.load_with(index.increment) <= 1.0 for state in left):
+    if tried and not any(state.has_room(index.increment) for state in left):
         rest = f"; the other {len(left):,} are full" if left else ""
         return (
             Why.REJECTED,
@@ -47,13 +47,8 @@ def _unoffered(fleet: Fleet, could: list[NodeState], now_s: float) -> tuple[str,
 
 def _full(fleet: Fleet, index: ShapeIndex, could: list[NodeState]) -> tuple[str, str]:
     nearest = min(index.nodes, key=lambda state: (state.load_with(index.increment), state.rank))
-    loads = {
-        "processor": (nearest.cpu_millis + index.increment.cpu_millis) / nearest.cpu_capacity,
-        "memory": (nearest.memory_bytes + index.increment.memory_bytes) / nearest.memory_capacity,
-        "sandboxes": (nearest.sandboxes + 1) / nearest.sandboxes_capacity,
-        "creations": (nearest.creating + 1) / nearest.creations_capacity,
-    }
-    fullest = max(loads, key=loads.__getitem__)
+    shares = nearest.shares_with(index.increment)
+    fullest = max(shares._fields, key=lambda name: getattr(shares, name))
     trust = f"; its word counts {nearest.trust.score:.0%}" if nearest.trust.score < 1 else ""
     brief = (
         f"all {len(index.nodes):,} nodes that could hold it are full; the nearest, {nearest.name}, "
