@@ -23,10 +23,10 @@ from dsec.planner.quantity import show
 from dsec.planner.table import evaluate
 from dsec.planner.workload import Workload
 
-MOST_OPTIONS = 6
+MOST_OPTIONS = 5
 _LARGEST = 8.0
-_POINTS = 6
-_BISECTIONS = 12
+_POINTS = 4
+_BISECTIONS = 10
 _THOUSAND = 1000.0
 _CHANGED = 1e-9
 
