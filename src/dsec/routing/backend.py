@@ -15,6 +15,7 @@ import math
 from bisect import bisect_left
 
 from dsec.base.errors import InvalidRequestError
+from dsec.costs.checks import check_count, check_not_negative, check_positive
 from dsec.costs.token_prices import TokenPrices
 from dsec.model.value import Value
 
@@ -57,10 +58,10 @@ class Limits(Value, frozen=True):
     tokens_per_minute: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least("waiting", self.waiting, 0)
+        check_count("waiting", self.waiting, minimum=0)
         for name in ("slots", "context_tokens", "requests_per_minute", "tokens_per_minute"):
             if (value := getattr(self, name)) is not None:
-                _at_least(name, value, 1)
+                check_count(name, value, minimum=1)
 
 
 class PrefixCache(Value, frozen=True):
@@ -77,11 +78,11 @@ class PrefixCache(Value, frozen=True):
     minimum_tokens: int = 0
 
     def __post_init__(self) -> None:
-        _at_least("minimum_tokens", self.minimum_tokens, 0)
+        check_count("minimum_tokens", self.minimum_tokens, minimum=0)
         if self.capacity_tokens is not None:
-            _at_least("capacity_tokens", self.capacity_tokens, 0)
+            check_count("capacity_tokens", self.capacity_tokens, minimum=0)
         if self.lifetime_s is not None:
-            _positive("lifetime_s", self.lifetime_s, "s")
+            check_positive("lifetime_s", self.lifetime_s, "s")
 
 
 class Backend(Value, frozen=True):
@@ -126,19 +127,22 @@ class Backend(Value, frozen=True):
             )
         for name, unit in (("prefill_tokens_per_s", "token/s"), ("cached_tokens_per_s", "token/s")):
             if (value := getattr(self, name)) is not None:
-                _positive(name, value, unit)
-        if not (math.isfinite(self.network_s) and self.network_s >= 0):
-            raise _wrong("network_s", self.network_s, "seconds of 0 or more")
-        if self.reserved_usd_per_h is not None and not self.reserved_usd_per_h >= 0:
-            raise _wrong("reserved_usd_per_h", self.reserved_usd_per_h, "USD/h of 0 or more")
+                check_positive(name, value, unit)
+        if (self.cached_tokens_per_s or math.inf) < (self.prefill_tokens_per_s or math.inf):
+            raise _wrong(
+                "cached_tokens_per_s", self.cached_tokens_per_s, "at least prefill_tokens_per_s, which it needs"
+            )
+        check_not_negative("network_s", self.network_s, "s")
+        if self.reserved_usd_per_h is not None:
+            check_not_negative("reserved_usd_per_h", self.reserved_usd_per_h, "USD/h")
         if not 0 < self.success <= 1:
             raise _wrong("success", self.success, "a probability above 0 and at most 1")
         self._check_pace()
 
     def _check_pace(self) -> None:
         for pace in self.pace:
-            _at_least("pace.calls", pace.calls, 1)
-            _positive("pace.s_per_token", pace.s_per_token, "s/token")
+            check_count("pace.calls", pace.calls, minimum=1)
+            check_positive("pace.s_per_token", pace.s_per_token, "s/token")
         if any(first.calls >= second.calls for first, second in zip(self.pace, self.pace[1:], strict=False)):
             raise _wrong("pace", [pace.calls for pace in self.pace], "numbers of calls that ascend")
 
@@ -180,13 +184,3 @@ def _same_model(name: str, answered: str) -> bool:
 
 def _wrong(name: str, value: object, wanted: str) -> InvalidRequestError:
     return InvalidRequestError(f"{name} is {value}, which is not {wanted}", resolution=f"give {name} as {wanted}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise _wrong(name, value, f"a whole number of at least {least}")
-
-
-def _positive(name: str, value: float, unit: str) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise _wrong(name, value, f"a finite number above 0 in {unit}")

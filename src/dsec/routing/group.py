@@ -1,0 +1,229 @@
+"""The backends of one model group, kept so that the one which begins first is found without looking at all.
+
+The time until an answer begins is (network + queue) + prefill. Of backends that process input equally fast and hold
+equally much of the prompt, the first is therefore the one with the least network + queue, whatever the call. So
+backends are kept in *lanes* of equal speed and equal trust in their caches, each in the order of network + queue, then
+load, then rank; and the prefix index says for all backends at once who holds how much. A decision compares one backend
+for each lane and each length of prefix, instead of all.
+
+A backend that holds a longer prefix is among the holders of every shorter one, too. That does no harm: there it is
+compared as if it held less than it does, and is beaten by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from dsec.routing.backend import Backend
+from dsec.routing.policy import RoutingPolicy
+from dsec.routing.predict import mixed
+from dsec.routing.prefix_index import Level, PrefixIndex
+from dsec.routing.request import RouteRequest
+from dsec.routing.state import BackendState
+
+BLOCK_TOKENS = 256
+"""About how many tokens a block is; only to turn a declared size of a cache into blocks."""
+
+_FEW = 4
+"""Up to so many holders are looked at one by one; of more, the first in the lane's order is soon found."""
+
+Entry = tuple[float, float, int, int, BackendState]
+"""Network + queue, load, rank, bit, state: the first three order a lane."""
+
+Best = tuple[float, float, float, int, int, BackendState]
+"""Time to first token, network + queue, load, rank, tokens of the prompt in the cache, state."""
+
+
+class _Lane:
+    """Backends of equal speed and equal trust in their caches, in order.
+
+    Attributes:
+        backend: one of them, to ask how fast they are.
+        hit_share: the trust.
+        minimum_tokens: shorter prefixes are not kept by them.
+        members: one bit each.
+        entries: in order.
+    """
+
+    __slots__ = ("backend", "entries", "hit_share", "members", "minimum_tokens")
+
+    def __init__(self, backend: Backend, hit_share: float) -> None:
+        self.backend = backend
+        self.hit_share = hit_share
+        self.minimum_tokens = backend.cache.minimum_tokens if backend.cache is not None else 0
+        self.members = 0
+        self.entries: list[Entry] = []
+
+
+class Group:
+    """The backends of one model group.
+
+    Attributes:
+        name: of the group.
+        states: its backends.
+        index: what was sent to which.
+    """
+
+    def __init__(self, name: str, backends: Iterable[tuple[int, Backend]], policy: RoutingPolicy) -> None:
+        self.name = name
+        self.states = [BackendState(one, rank, number, policy) for number, (rank, one) in enumerate(backends)]
+        declared = [state.backend for state in self.states]
+        self.index = PrefixIndex(
+            [_capacity(backend, policy) for backend in declared],
+            [backend.cache.lifetime_s if backend.cache is not None else None for backend in declared],
+        )
+        self._lanes: dict[object, _Lane] = {}
+        self._places: list[tuple[_Lane, Entry] | None] = [None] * len(self.states)
+        self._open = 0
+        self._opens_s = math.inf
+        self._limited = sum(state.bit for state in self.states if _is_limited(state.backend))
+        self._bits = {state.backend.name: state.bit for state in self.states}
+        self._least_context = min((_context(backend) for backend in declared), default=math.inf)
+        for state in self.states:
+            self.update(state, -math.inf)
+
+    def update(self, state: BackendState, now_s: float) -> None:
+        """Take in that a backend changed."""
+        backend = state.backend
+        entry: Entry = (backend.network_s + state.queue_s, state.load, state.rank, state.bit, state)
+        number = state.bit.bit_length() - 1
+        lane = self._lane(state)
+        if (place := self._places[number]) is not None:
+            old_lane, old = place
+            if old_lane is not lane or old[0] != entry[0] or old[1] != entry[1]:
+                del old_lane.entries[bisect_left(old_lane.entries, old)]
+                old_lane.members &= ~state.bit
+                place = None
+        if place is None:
+            insort(lane.entries, entry)
+            lane.members |= state.bit
+            self._places[number] = (lane, entry)
+        closed_until_s = state.closed_until_s()
+        if closed_until_s > now_s:
+            self._opens_s = min(self._opens_s, closed_until_s)
+        if closed_until_s > now_s or state.is_full:
+            self._open &= ~state.bit
+        else:
+            self._open |= state.bit
+
+    def hit_tokens(self, state: BackendState, request: RouteRequest, levels: list[Level]) -> int:
+        """Return how many tokens of a prompt a backend's cache should hold."""
+        for blocks, holders in levels:
+            if holders & state.bit:
+                tokens = _tokens(blocks, request)
+                least = state.backend.cache.minimum_tokens if state.backend.cache is not None else 0
+                return tokens if tokens >= least else 0
+        return 0
+
+    def candidates(self, request: RouteRequest, now_s: float) -> int:
+        """Return the backends that a call may go to now, one bit each, but for their limits per minute."""
+        if now_s >= self._opens_s:
+            self._reopen(now_s)
+        mask = self._open
+        for name in request.excluded:
+            mask &= ~self._bits.get(name, 0)
+        if request.bound_tokens > self._least_context:
+            for state in self.states:
+                if request.bound_tokens > _context(state.backend):
+                    mask &= ~state.bit
+        return mask
+
+    def first(self, request: RouteRequest, now_s: float, mask: int, levels: list[Level]) -> Best | None:
+        """Return the backend where the answer begins first; None when none is open."""
+        best: Best | None = None
+        for lane in self._lanes.values():
+            members = lane.members & mask
+            if not members:
+                continue
+            if lane.hit_share:
+                for blocks, holders in levels:
+                    tokens = _tokens(blocks, request)
+                    if holders & members and tokens >= lane.minimum_tokens:
+                        best = self._better(request, now_s, lane, holders & members, tokens, best)
+            best = self._better(request, now_s, lane, members, 0, best)
+        return best
+
+    def admits(self, state: BackendState, request: RouteRequest, now_s: float) -> bool:
+        """Say whether the limits per minute have room for a call."""
+        return state.requests.admits(1, now_s) and state.tokens.admits(request.bound_tokens, now_s)
+
+    def at(self, request: RouteRequest, state: BackendState, tokens: int) -> Best:
+        """Return what a call would meet at one backend."""
+        return _met(
+            request, (state.backend.network_s + state.queue_s, state.load, state.rank, state.bit, state), tokens
+        )
+
+    def _better(
+        self, request: RouteRequest, now_s: float, lane: _Lane, mask: int, tokens: int, best: Best | None
+    ) -> Best | None:
+        entry = self._first_entry(request, now_s, lane, mask)
+        if entry is None:
+            return best
+        found = _met(request, entry, tokens)
+        return found if best is None or found[:4] < best[:4] else best
+
+    def _first_entry(self, request: RouteRequest, now_s: float, lane: _Lane, mask: int) -> Entry | None:
+        """Return the first of a lane that is in the mask and has room in its minute."""
+        limited = self._limited & mask
+        if mask.bit_count() > _FEW:
+            for entry in lane.entries:
+                if entry[3] & mask and not (entry[3] & limited and not self.admits(entry[4], request, now_s)):
+                    return entry
+            return None
+        first: Entry | None = None
+        while mask:
+            bit = mask & -mask
+            mask ^= bit
+            place = self._places[bit.bit_length() - 1]
+            assert place is not None
+            entry = place[1]
+            if (first is None or entry < first) and not (bit & limited and not self.admits(entry[4], request, now_s)):
+                first = entry
+        return first
+
+    def _lane(self, state: BackendState) -> _Lane:
+        backend = state.backend
+        cache = backend.cache.minimum_tokens if backend.cache is not None else -1
+        traits = (backend.prefill_tokens_per_s, backend.cached_tokens_per_s, cache, state.hit_share)
+        if (lane := self._lanes.get(traits)) is None:
+            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.entries}
+            lane = self._lanes[traits] = _Lane(backend, state.hit_share)
+        return lane
+
+    def _reopen(self, now_s: float) -> None:
+        self._opens_s = math.inf
+        for state in self.states:
+            self.update(state, now_s)
+
+
+def _met(request: RouteRequest, entry: Entry, tokens: int) -> Best:
+    """Return when the answer begins; the same sums as `dsec.routing.predict`, in the same order."""
+    base_s, load, rank, _, state = entry
+    miss_s = base_s + state.backend.prefill_s(request.input_tokens, 0)
+    if not tokens:
+        return miss_s, base_s, load, rank, 0, state
+    hit_s = base_s + state.backend.prefill_s(request.input_tokens, tokens)
+    return mixed(state.hit_share, hit_s, miss_s), base_s, load, rank, tokens, state
+
+
+def _tokens(blocks: int, request: RouteRequest) -> int:
+    """Return how many tokens so many blocks of the prompt are; its last token is never found in a cache."""
+    return min(request.input_tokens * blocks // len(request.blocks), request.input_tokens - 1)
+
+
+def _capacity(backend: Backend, policy: RoutingPolicy) -> int:
+    if backend.cache is None:
+        return 0
+    declared = backend.cache.capacity_tokens
+    return policy.index_blocks if declared is None else min(declared // BLOCK_TOKENS, policy.index_blocks)
+
+
+def _context(backend: Backend) -> float:
+    return math.inf if backend.limits.context_tokens is None else backend.limits.context_tokens
+
+
+def _is_limited(backend: Backend) -> bool:
+    limits = backend.limits
+    return limits.requests_per_minute is not None or limits.tokens_per_minute is not None

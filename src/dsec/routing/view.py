@@ -1,0 +1,64 @@
+"""What is known of a backend at the moment of a decision, for one call."""
+
+from __future__ import annotations
+
+from dsec.model.value import Value
+from dsec.routing.backend import Backend
+
+
+class BackendView(Value, frozen=True):
+    """All facts that a decision rests on; equal views give equal decisions.
+
+    Attributes:
+        backend: what is declared.
+        rank: its place among all backends; the last word among equals.
+        running: calls that it serves now.
+        waiting: calls that wait at the gateway for one of its slots.
+        hold_s: how long a call usually holds a slot.
+        reported_queue_s: queue inside of the backend, if it tells; it counts on top.
+        hit_tokens: tokens of this call's prompt that its cache should hold.
+        hit_share: probability that it does hold what it should.
+        requests_used: of the limit per minute, calls that wait to be sent among them.
+        tokens_used: the same for tokens.
+        requests_open_at_s: when one more request keeps the limit.
+        tokens_open_at_s: when this call's tokens keep theirs; None: never, they are more than the limit.
+        paused_until_s: it asked to be left alone until then.
+        suspended_until_s: it failed, and is not trusted until then; infinite while one call tries whether it works.
+    """
+
+    backend: Backend
+    rank: int = 0
+    running: int = 0
+    waiting: int = 0
+    hold_s: float = 0.0
+    reported_queue_s: float = 0.0
+    hit_tokens: int = 0
+    hit_share: float = 1.0
+    requests_used: int = 0
+    tokens_used: int = 0
+    requests_open_at_s: float = 0.0
+    tokens_open_at_s: float | None = 0.0
+    paused_until_s: float = 0.0
+    suspended_until_s: float = 0.0
+
+    @property
+    def load(self) -> float:
+        """Calls there over its slots; without a limit of slots, plain calls."""
+        return (self.running + self.waiting) / (self.backend.limits.slots or 1)
+
+
+def queue_time_s(*, slots: int | None, calls: int, hold_s: float, reported_queue_s: float = 0.0) -> float:
+    """Return how long the next call waits for a slot.
+
+    The calls in the slots end at different times, so that with s slots, each held for T, one falls free every T / s.
+    A call behind n others in the queue takes the (n + 1)-th that does.
+
+    Args:
+        slots: calls served side by side; None: no limit.
+        calls: calls there, running or waiting.
+        hold_s: how long a call holds a slot.
+        reported_queue_s: what the backend says of its own queue.
+    """
+    if slots is None or calls < slots:
+        return reported_queue_s
+    return reported_queue_s + (calls - slots + 1) * hold_s / slots
