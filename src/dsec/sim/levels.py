@@ -99,7 +99,8 @@ class LevelsModel:
         calendar, scenario = self.calendar, self._scenario
         calendar.at(0.0, self._tick)
         calendar.at(0.0, self._sample)
-        calendar.at(scenario.warmup_s, self._restart)
+        if scenario.warmup_s:
+            calendar.at(scenario.warmup_s, self._restart)
         if self._times_s:
             calendar.at(self._times_s[0], self._arrive, 0)
         with without_garbage_collection():

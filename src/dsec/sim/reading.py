@@ -67,9 +67,9 @@ def _split(text: str) -> tuple[str, KeyPath]:
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> dict[str, tuple[str, Any]]:
-    """Return field name and type by the key in a file."""
-    hints = typing.get_type_hints(kind)
-    return {file_key(name): (name, hints[name]) for name in kind.__struct_fields__}
+    """Return field name and type by the key in a file. A key that would be another field's name keeps its unit."""
+    hints, names = typing.get_type_hints(kind), kind.__struct_fields__
+    return {name if file_key(name) in names else file_key(name): (name, hints[name]) for name in names}
 
 
 def _table(source: TomlSource, kind: type[msgspec.Struct], values: object, path: KeyPath) -> dict[str, object]:

@@ -132,7 +132,8 @@ class RoundsModel:
         calendar, scenario = self.calendar, self._scenario
         if self._times_s:
             calendar.at(self._times_s[0], self._arrive, 0)
-        calendar.at(scenario.warmup_s, self._restart)
+        if scenario.warmup_s:
+            calendar.at(scenario.warmup_s, self._restart)
         with without_garbage_collection():
             calendar.run(scenario.duration_s)
             levels = self._levels(calendar.now_s)

@@ -13,6 +13,7 @@ from dsec.sim.fleet.scenario import Bursting
 
 _KNUTH = 2_654_435_761
 """Multiplicative hashing: which images the cloud has does not depend on their popularity."""
+_LOOK_S = 1.0
 
 
 class CloudGate:
@@ -30,6 +31,9 @@ class CloudGate:
         self._capacity = _sum(self._own, free=False)
         self._bursting = False
         self._rented = False
+        self._looked_s = float("-inf")
+        self._used: Amounts = {}
+        self._free: Amounts = {}
 
     def sends(self, now_s: float, sandbox: SimSandbox) -> bool:
         """Say whether this request goes to the cloud; rent the machines with the first that does."""
@@ -40,11 +44,12 @@ class CloudGate:
             arrived_s=now_s,
             bursts=self._has_image(sandbox),
         )
+        self._look(now_s)
         plan = plan_burst(
             [job],
-            used=_used(self._own),
+            used=self._used,
             capacity=self._capacity,
-            cloud_free=_sum(self._cloud, free=True),
+            cloud_free=self._free,
             rules=self._rules,
             bursting=self._bursting,
         )
@@ -54,6 +59,12 @@ class CloudGate:
             for node in self._cloud:
                 node.opens_s = now_s + node.group.ready_after_s
         return bool(plan.jobs)
+
+    def _look(self, now_s: float) -> None:
+        """Add up what is used, once a second: who decides sees no more than a watcher tells."""
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self._used, self._free = _used(self._own), _sum(self._cloud, free=True)
 
     def _has_image(self, sandbox: SimSandbox) -> bool:
         share = sandbox.kind.workload.burst_share
