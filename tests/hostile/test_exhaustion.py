@@ -274,20 +274,38 @@ async def test_memory_hog_is_killed_and_said_to_be(guest: Guest) -> None:
     assert (await guest.sh("echo alive")).stdout == b"alive\n"
 
 
-@pytest.mark.xfail(
-    reason="instances of inotify are counted for who made the user namespace too, which is one user for all sandboxes"
-)
-async def test_watches_of_the_host_do_not_run_out_when_a_guests_do(service: HttpService, guest: Guest) -> None:
-    source = """
-import ctypes, os
+_HOARD = """
+import ctypes, os, sys, time
 libc = ctypes.CDLL(None)
+def take(number):
+    if sys.argv[1] == "inotify":
+        return libc.inotify_init1(0)
+    return libc.mq_open(b"/%d" % number, os.O_CREAT | os.O_RDWR, 0o600, None)
 count = 0
-while count < 100000 and libc.inotify_init1(0) >= 0:
+while count < 100000 and take(count) >= 0:
     count += 1
 print(count, flush=True)
-import time; time.sleep(60)
+time.sleep(60 * (len(sys.argv) > 2))
 """
-    request = CommandRequest(argv=("python3", "-c", source), timeout_s=60)
+"""Takes all inotify instances, or all bytes of POSIX message queues, that its user may have, and holds them."""
+
+
+@pytest.mark.parametrize("what", ["inotify", "mqueue"])
+async def test_what_is_counted_for_each_user_is_counted_for_each_sandbox(
+    service: HttpService, guest: Guest, what: str
+) -> None:
+    hoarding = CommandRequest(argv=("python3", "-c", _HOARD, what, "hold"), timeout_s=60)
+    taking = CommandRequest(argv=("python3", "-c", _HOARD, what), timeout_s=60)
+    async with service.stream(guest.sandbox_id, hoarding) as stream:
+        first = await anext(stream)
+        assert isinstance(first, OutputEvent)
+        assert int(first.data) > 0
+        more = await service.run("sbx-bystander", taking)
+        assert int(more.stdout) == int(first.data)
+
+
+async def test_watches_of_the_host_do_not_run_out_when_a_guests_do(service: HttpService, guest: Guest) -> None:
+    request = CommandRequest(argv=("python3", "-c", _HOARD, "inotify", "hold"), timeout_s=60)
     async with service.stream(guest.sandbox_id, request) as stream:
         assert isinstance(await anext(stream), OutputEvent)
         async with service.watch_files("sbx-bystander", "/home/user") as changes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
-from dsec.linux.identity import FILE_CAPABILITIES, file_identity
+from dsec.linux.identity import FILE_CAPABILITIES, file_identity, starting_user
 
 pytestmark = pytest.mark.root
 
@@ -19,6 +20,12 @@ def effective() -> str:
     """This thread's capabilities."""
     status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
     return next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
+
+
+def credentials() -> list[str]:
+    """Users and capabilities of this thread."""
+    status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
+    return [line for line in status.splitlines() if line.startswith(("Uid", "Gid", "Groups", "Cap"))]
 
 
 @pytest.fixture
@@ -101,3 +108,13 @@ def test_other_threads_keep_theirs(open_directory: Path) -> None:
         thread.join()
     assert (open_directory / "of-main").stat().st_uid == os.geteuid()
     assert (open_directory / "of-thread").stat().st_uid == USER
+
+
+def test_programs_start_as_the_user_and_the_thread_is_as_it_was() -> None:
+    before = credentials()
+    with starting_user(USER):
+        started = subprocess.run(["/bin/cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+    assert credentials() == before
+    fields = dict(line.split(":", 1) for line in started.splitlines())
+    assert fields["Uid"].split() == ["0", str(USER), str(USER), str(USER)]
+    assert int(fields["CapEff"], 16) == 1 << 21

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from dsec.linux import mounts
 from dsec.linux.userns import UserNamespaces, in_user_namespace, is_host_root, make_user_namespace
 
 pytestmark = pytest.mark.root
+
+NS_GET_OWNER_UID = 0xB704
 
 
 def identity(descriptor: int) -> tuple[int, int]:
@@ -34,6 +38,16 @@ def test_namespace_outlives_the_process_it_was_made_in() -> None:
     try:
         assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("user:[")
         assert children_of_this_thread() <= children
+    finally:
+        os.close(descriptor)
+
+
+def test_namespace_belongs_to_the_user_who_is_root_in_it() -> None:
+    descriptor = make_user_namespace(0x60_0000)
+    try:
+        owner = bytearray(4)
+        fcntl.ioctl(descriptor, NS_GET_OWNER_UID, owner)
+        assert int.from_bytes(owner, sys.byteorder) == 0x60_0000
     finally:
         os.close(descriptor)
 

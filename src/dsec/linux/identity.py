@@ -1,4 +1,4 @@
-"""Act on files as somebody else, for one thread.
+"""Act on files as somebody else, for one thread; start programs as somebody else.
 
 A file system that is ID-mapped into a sandbox knows only the sandbox's ids: host root has no id there and can create
 nothing. So a thread that works in a sandbox's files takes a file system identity (setfsuid(2)), which the kernel keeps
@@ -23,6 +23,12 @@ _HEADER = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
 FILE_CAPABILITIES = 0b11111
 """CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID (capabilities(7)): what a sandbox's root
 has over its files, and nothing that it has not (such as exceeding quotas)."""
+
+
+_CAP_SYS_ADMIN = 21
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_RAISE = 2
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 
 def _capabilities() -> bytes:
@@ -64,6 +70,31 @@ def file_identity(
         _set_capabilities(before)
         if not privileged:
             _set_groups(())
+
+
+@contextmanager
+def starting_user(uid: int) -> Iterator[None]:
+    """Let programs that this thread starts in the block have `uid` as their effective user, with CAP_SYS_ADMIN.
+
+    The real user stays root, so that root's limits hold. Needs root on the host.
+    """
+    before = _capabilities()
+    syscalls.call(syscalls.number("setresuid"), -1, uid, -1)
+    try:
+        _set_capabilities(_inheritable(before, 1 << _CAP_SYS_ADMIN))
+        syscalls.libc_call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_SYS_ADMIN, 0, 0)
+        yield
+    finally:
+        syscalls.libc_call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+        syscalls.call(syscalls.number("setresuid"), -1, 0, -1)
+        _set_capabilities(before)
+
+
+def _inheritable(data: bytes, mask: int) -> bytes:
+    """Return the set with the capabilities of `mask`, of the first 32, inheritable too."""
+    sets = list(struct.unpack("=6I", data))
+    sets[2] |= mask
+    return struct.pack("=6I", *sets)
 
 
 def _only(data: bytes, mask: int) -> bytes:

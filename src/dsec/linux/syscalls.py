@@ -27,8 +27,8 @@ SYS_OPENAT2 = 437
 SYS_MOUNT_SETATTR = 442
 
 _BY_MACHINE = {
-    "x86_64": {"setgroups": 116, "setfsuid": 122, "setfsgid": 123, "capget": 125, "capset": 126},
-    "aarch64": {"setgroups": 159, "setfsuid": 151, "setfsgid": 152, "capget": 90, "capset": 91},
+    "x86_64": {"setgroups": 116, "setresuid": 117, "setfsuid": 122, "setfsgid": 123, "capget": 125, "capset": 126},
+    "aarch64": {"setresuid": 147, "setgroups": 159, "setfsuid": 151, "setfsgid": 152, "capget": 90, "capset": 91},
 }
 
 

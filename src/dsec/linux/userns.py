@@ -1,4 +1,9 @@
-"""User namespaces that serve only as maps of ids for ID-mapped mounts.
+"""User namespaces: as maps of ids for ID-mapped mounts, and for sandboxes to be in.
+
+Many things are counted for each user, and for the user who made a namespace what all its users have: instances and
+watches of inotify and fanotify, POSIX message queues, pending signals (kernel/ucount.c). Were all made by root, one
+sandbox could use up what all others, and the host's own root, may have. So each is made by a user of its own, the one
+who is root inside; that user is nobody outside.
 
 A namespace needs a process to be made in; after that a descriptor keeps it. Making one costs two program starts (1 to
 2 ms), so that the descriptors are kept per range of ids and used again.
@@ -11,6 +16,8 @@ import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
+
+from dsec.linux.identity import starting_user
 
 CLONE_NEWUSER = 0x10000000
 _UNSHARE = "/usr/bin/unshare"
@@ -43,7 +50,8 @@ def _pieces(path: str) -> list[tuple[int, int, int]]:
 
 
 def make_user_namespace(first_host_id: int, count: int = IDS_PER_RANGE) -> int:
-    """Return a descriptor of a new user namespace that maps 0..count-1 to first_host_id... for users and groups.
+    """Return a descriptor of a new user namespace that maps 0..count-1 to first_host_id... for users and groups. It
+    belongs to the user first_host_id.
 
     `unshare` makes it and becomes a `cat`, which echoes a line once it is there and ends with its input. Nothing of
     this process is copied, so that the cost does not grow with its memory and any thread may call.
@@ -52,7 +60,8 @@ def make_user_namespace(first_host_id: int, count: int = IDS_PER_RANGE) -> int:
     out_read, out_write = os.pipe()
     descriptors = [(os.POSIX_SPAWN_DUP2, in_read, 0), (os.POSIX_SPAWN_DUP2, out_write, 1)]
     try:
-        pid = os.posix_spawn(_UNSHARE, [_UNSHARE, "--user", "cat"], _ENVIRONMENT, file_actions=descriptors)
+        with starting_user(first_host_id):
+            pid = os.posix_spawn(_UNSHARE, [_UNSHARE, "--user", "cat"], _ENVIRONMENT, file_actions=descriptors)
         os.close(out_write)
         out_write = -1
         try:

@@ -74,6 +74,7 @@ class BundleRequest:
         seccomp_program: a compiled filter (base64) that crun takes as it is.
         cgroups_path: for runtimes that must manage cgroups themselves.
         id_map: first id inside, first host id and length of each piece; None: one piece from `first_host_id` on.
+        user_namespace: path of the user namespace to enter, which has that map; None: the runtime makes one.
         masks: those of `MASKED_PATHS` in whose place a directory of the host is mounted, with that directory.
     """
 
@@ -86,13 +87,14 @@ class BundleRequest:
     seccomp_program: str | None = None
     cgroups_path: str | None = None
     id_map: Sequence[tuple[int, int, int]] | None = None
+    user_namespace: str | None = None
     masks: Mapping[str, str] = field(default_factory=dict)
 
 
 def runtime_config(request: BundleRequest) -> dict[str, Any]:
     """Return config.json."""
     linux: dict[str, Any] = {
-        "namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "user", "cgroup")],
+        "namespaces": _namespaces(request.user_namespace),
         "uidMappings": _id_map(request),
         "gidMappings": _id_map(request),
         "maskedPaths": [path for path in MASKED_PATHS if path not in request.masks],
@@ -123,6 +125,11 @@ def runtime_config(request: BundleRequest) -> dict[str, Any]:
     if request.seccomp_program is not None:
         config["annotations"] = {"run.oci.seccomp_bpf_data": request.seccomp_program}
     return config
+
+
+def _namespaces(user_namespace: str | None) -> list[dict[str, str]]:
+    new = [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount", "cgroup")]
+    return [*new, {"type": "user"} if user_namespace is None else {"type": "user", "path": user_namespace}]
 
 
 def _id_map(request: BundleRequest) -> list[dict[str, int]]:

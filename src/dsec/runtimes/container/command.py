@@ -16,6 +16,7 @@ from dsec.runtimes.container.paths import InstancePaths
 
 DOCUMENT_DESCRIPTOR = 10
 LOG_DESCRIPTOR = 11
+USER_NAMESPACE_DESCRIPTOR = 12
 CONTROL_DESCRIPTOR = 3
 
 

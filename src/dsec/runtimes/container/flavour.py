@@ -23,6 +23,7 @@ class Flavour:
             file it copies itself and starts anew each time (1.3 of 2.6 ms).
         config_pipe: `run` reads its configuration from a pipe, before it does anything else. Otherwise a shell has to
             hold it back until it is in its control group.
+        joins_user_namespace: it puts an instance into a user namespace that is there, and all others below it.
         masks_by_mounts: it mounts over any path below /proc and /sys as it is told.
         missing: capabilities it does not have, with the reason.
         console_socket: `exec` stays until the command ends when it sends the terminal over a socket. Otherwise it gets
@@ -46,6 +47,7 @@ class Flavour:
     takes_compiled_filter: bool = False
     takes_sealed_program: bool = False
     config_pipe: bool = False
+    joins_user_namespace: bool = False
     masks_by_mounts: bool = False
     missing: tuple[tuple[Capability, str], ...] = ()
     console_socket: bool = True
@@ -62,6 +64,7 @@ CRUN = Flavour(
     takes_compiled_filter=True,
     takes_sealed_program=True,
     config_pipe=True,
+    joins_user_namespace=True,
     masks_by_mounts=True,
 )
 RUNC = Flavour(name="runc", manages_cgroups=True, console_socket=False, waits_for_children=True, needs_threads=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import platform
 import resource
@@ -31,25 +30,18 @@ from dsec.model.capability import Capability, CapabilityReport
 from dsec.model.sandbox import QosClass
 from dsec.runtimes.container.bundle import CAPABILITIES, BundleRequest, runtime_config
 from dsec.runtimes.container.capabilities import report_capabilities, require
-from dsec.runtimes.container.child import GATE_DESCRIPTOR, HostChild, bounded_read, gated, read_to_end
-from dsec.runtimes.container.command import (
-    DOCUMENT_DESCRIPTOR,
-    LOG_DESCRIPTOR,
-    Pipes,
-    RuntimeProgram,
-    find_program,
-    write_document,
-)
-from dsec.runtimes.container.failures import classify, host_error, logged_errors
+from dsec.runtimes.container.command import USER_NAMESPACE_DESCRIPTOR, RuntimeProgram, find_program
+from dsec.runtimes.container.failures import host_error
 from dsec.runtimes.container.flavour import flavour_of
 from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.container.hierarchies import own_hierarchies, remove_everywhere
 from dsec.runtimes.container.instance import ContainerInstance
+from dsec.runtimes.container.launch import Configuration, Launch, compiled_filter, read_pid
 from dsec.runtimes.container.masks import EMPTY_DIRECTORY, masked_directories, open_empty_directory
 from dsec.runtimes.container.ordinary import SHARED_ID_MAP, OrdinaryUser, open_groups
 from dsec.runtimes.container.overlay import OverlayMounter, OverlayRequest
 from dsec.runtimes.container.paths import InstancePaths
-from dsec.runtimes.container.record import InstanceRecord, forget_groups
+from dsec.runtimes.container.record import InstanceRecord
 from dsec.runtimes.container.run_directory import open_run_directory
 from dsec.runtimes.container.seccomp import load_profile, specialise
 from dsec.runtimes.container.waiting import wait_empty
@@ -224,12 +216,19 @@ class ContainerRuntime:
 
     async def _launch(self, request: LaunchRequest) -> ContainerInstance:
         paths = self._paths(request.instance_id)
-        record, config = await self._in_thread(self._prepare, request, paths)
-        await self._run(request.instance_id, paths, config)
+        record, configuration = await self._in_thread(self._prepare, request, paths)
+        await Launch(
+            instance_id=request.instance_id,
+            paths=paths,
+            program=self._host.program,
+            cgroups=self._host.cgroups,
+            configuration=configuration,
+            user_namespace=self._namespaces.get(request.first_host_id) if self._joins_user_namespace else None,
+        ).run()
         if not self._flavour.own_kernel:
             await self._in_thread(_detach, paths.rootfs)
         if self._flavour.takes_compiled_filter and self._compiled_filter is None:
-            self._compiled_filter = _compiled_filter(paths, request.instance_id)
+            self._compiled_filter = compiled_filter(paths)
         return self._take(request.instance_id, paths, record)
 
     async def _in_thread(self, function: Callable[[*_Arguments], _Result], *arguments: *_Arguments) -> _Result:
@@ -239,7 +238,11 @@ class ContainerRuntime:
         """
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._kernel_limiter)
 
-    def _prepare(self, request: LaunchRequest, paths: InstancePaths) -> tuple[InstanceRecord, bytes]:
+    @property
+    def _joins_user_namespace(self) -> bool:
+        return self._flavour.joins_user_namespace and self._settings.ordinary_user is None
+
+    def _prepare(self, request: LaunchRequest, paths: InstancePaths) -> tuple[InstanceRecord, Configuration]:
         """Make everything that the OCI runtime needs; return what to remember, and its configuration."""
         record = InstanceRecord(
             runtime=self._settings.runtime,
@@ -250,10 +253,10 @@ class ContainerRuntime:
         paths.record.write_bytes(msgspec.json.encode(record))
         self._host.cgroups.create(request.instance_id, _limits(request))
         self._mount_root(request, paths)
-        config = msgspec.json.encode(self._config(request, paths))
+        configuration = self._configuration(self._bundle(request, paths))
         if not self._flavour.config_pipe:
-            paths.config.write_bytes(config)
-        return record, config
+            paths.config.write_bytes(configuration.run)
+        return record, configuration
 
     def _mount_root(self, request: LaunchRequest, paths: InstancePaths) -> None:
         ordinary = self._settings.ordinary_user is not None
@@ -268,94 +271,35 @@ class ContainerRuntime:
             )
         )
 
-    def _config(self, request: LaunchRequest, paths: InstancePaths) -> dict[str, Any]:
+    def _configuration(self, bundle: BundleRequest) -> Configuration:
+        kept = msgspec.json.encode(runtime_config(bundle))
+        if not self._joins_user_namespace:
+            return Configuration(run=kept, kept=kept)
+        joining = replace(bundle, user_namespace=f"/proc/self/fd/{USER_NAMESPACE_DESCRIPTOR}")
+        return Configuration(run=msgspec.json.encode(runtime_config(joining)), kept=kept)
+
+    def _bundle(self, request: LaunchRequest, paths: InstancePaths) -> BundleRequest:
         compiled = self._compiled_filter
         group = f"/dsec/{self._settings.node_id}/{request.instance_id}"
-        return runtime_config(
-            BundleRequest(
-                rootfs=str(paths.rootfs),
-                hostname=request.hostname,
-                init=self._host.init,
-                masks=dict.fromkeys(masked_directories(), str(EMPTY_DIRECTORY))
-                if self._host.has_empty_directory
-                else {},
-                first_host_id=request.first_host_id,
-                open_files=request.resources.open_files,
-                seccomp=self._filter if compiled is None else None,
-                seccomp_program=compiled,
-                cgroups_path=group if self._flavour.manages_cgroups else None,
-                id_map=None if self._settings.ordinary_user is None else SHARED_ID_MAP,
-            )
+        masked = masked_directories() if self._host.has_empty_directory else ()
+        return BundleRequest(
+            rootfs=str(paths.rootfs),
+            hostname=request.hostname,
+            init=self._host.init,
+            first_host_id=request.first_host_id,
+            open_files=request.resources.open_files,
+            seccomp=self._filter if compiled is None else None,
+            seccomp_program=compiled,
+            cgroups_path=group if self._flavour.manages_cgroups else None,
+            id_map=None if self._settings.ordinary_user is None else SHARED_ID_MAP,
+            masks=dict.fromkeys(masked, str(EMPTY_DIRECTORY)),
         )
-
-    async def _run(self, instance_id: str, paths: InstancePaths, config: bytes) -> None:
-        """Run the OCI runtime inside the instance's group, before it does anything."""
-        pipes = Pipes()
-        try:
-            pipes.empty(0)
-            pipes.sink(1)
-            pipes.sink(2)
-            pipes.output("log", LOG_DESCRIPTOR)
-            child = self._start(instance_id, paths, pipes)
-            pipes.close_child()
-            try:
-                self._host.cgroups.attach(child.pid, instance_id)
-            except BaseException:
-                child.kill()
-                raise
-            try:
-                self._let_go(pipes, config)
-                await self._supervise(child, instance_id, paths, pipes.ours["log"])
-            except BaseException:
-                # Not the child alone: the runtime is several processes, and the others would go on.
-                self._host.cgroups.kill(instance_id)
-                raise
-        finally:
-            pipes.close()
-        if self._flavour.config_pipe:
-            # crun kept what it could read of the pipe a second time: nothing.
-            paths.runtime_config.write_bytes(config)
-
-    def _start(self, instance_id: str, paths: InstancePaths, pipes: Pipes) -> HostChild:
-        """Start the OCI runtime, which waits until it is let go."""
-        program = self._host.program
-        arguments = program.run_arguments(paths, instance_id)
-        if self._flavour.config_pipe:
-            pipes.input("document", DOCUMENT_DESCRIPTOR, blocking=True)
-            return HostChild.start(program.executed, arguments, pipes.child, scratch=paths.directory)
-        pipes.input("gate", GATE_DESCRIPTOR)
-        shell, arguments = gated(program.path, arguments)
-        return HostChild.start(shell, arguments, pipes.child, scratch=paths.directory)
-
-    def _let_go(self, pipes: Pipes, config: bytes) -> None:
-        if not self._flavour.config_pipe:
-            os.write(pipes.ours["gate"], b"\n")
-            return
-        try:
-            write_document(pipes.take("document"), config)
-        except BrokenPipeError:
-            pass  # It has ended already, and its log says why.
-
-    async def _supervise(self, child: HostChild, instance_id: str, paths: InstancePaths, log: int) -> None:
-        code = await child.wait()
-        said = bounded_read(log)
-        if code == 0 and not self._flavour.own_kernel:
-            # The runtime ends a moment before the init it made becomes the init program, and a command that comes in
-            # between is refused (EPERM from setns). Until then that process, too, holds the log pipe.
-            said += await read_to_end(log)
-        message = logged_errors(said)
-        if code != 0:
-            raise classify(message or f"{self.name} run ended with {code} and said nothing")
-        if not self._host.cgroups.contains(_read_pid(paths), instance_id):
-            raise RuntimeFailedError(f"{self.name} moved the init of {instance_id} out of its control group")
-        if self._flavour.manages_cgroups:
-            forget_groups(paths.runtime_state / instance_id / "state.json")
 
     def _take(self, instance_id: str, paths: InstancePaths, record: InstanceRecord) -> ContainerInstance:
         host = self._host
         instance = ContainerInstance(
             instance_id,
-            _read_pid(paths),
+            read_pid(paths),
             paths,
             record,
             host.program,
@@ -378,7 +322,7 @@ class ContainerRuntime:
         paths = self._paths(instance_id)
         try:
             record = msgspec.json.decode(paths.record.read_bytes(), type=InstanceRecord)
-            pid = _read_pid(paths)
+            pid = read_pid(paths)
         except (FileNotFoundError, msgspec.DecodeError, RuntimeFailedError):
             return None
         # A pid says little after a restart; standing in the instance's own group says that it is ours.
@@ -454,21 +398,6 @@ def _limits(request: LaunchRequest) -> CgroupLimits:
         cpu_millis=resources.cpu_millis,
         idle=request.qos is QosClass.BEST_EFFORT,
     )
-
-
-def _read_pid(paths: InstancePaths) -> int:
-    try:
-        return int(paths.pid.read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError) as error:
-        raise RuntimeFailedError(f"{paths.directory.name}: the OCI runtime left no pid") from error
-
-
-def _compiled_filter(paths: InstancePaths, instance_id: str) -> str | None:
-    """Return the filter that crun compiled for its first instance: later ones need not compile it again (1 ms)."""
-    try:
-        return base64.b64encode((paths.runtime_state / instance_id / "seccomp.bpf").read_bytes()).decode()
-    except FileNotFoundError:
-        return None
 
 
 def _may_hold_mounts(paths: InstancePaths) -> bool:
