@@ -28,7 +28,7 @@ Every error that leaves a public function of DSec is one of these. Each says in 
     │   │   └── NotADirectoryInSandboxError, IsADirectoryInSandboxError, DirectoryNotEmptyError
     │   ├── PermissionDeniedError
     │   ├── UnsupportedFileError
-    │   ├── TaskFormatError
+    │   ├── TaskFormatError, BuildFailedError
     │   └── DeadlineExceededError
     ├── GuestError                   fault: guest
     │   ├── SandboxDiskFullError, SandboxOutOfMemoryError, SandboxProcessLimitError
@@ -40,6 +40,7 @@ Every error that leaves a public function of DSec is one of these. Each says in 
         ├── StateCorruptedError, StateLockedError
         ├── NodeUnavailableError, ModelUnavailableError
         ├── GatewayBusyError
+        │   └── RateLimitedError
         ├── BackendFailedError
         │   └── BackendTimeoutError
         └── UnknownOutcomeError
@@ -238,6 +239,14 @@ class TaskFormatError(CallerError):
     http_status = 422
 
 
+class BuildFailedError(CallerError):
+    """A step of a Dockerfile failed, or it is none; the brief names the step, the detail holds its last words."""
+
+    code = "build_failed"
+    exit_code = 65
+    http_status = 422
+
+
 class DeadlineExceededError(CallerError):
     """The operation's own deadline passed before it finished. What it had begun was undone."""
 
@@ -348,6 +357,13 @@ class GatewayBusyError(PlatformError):
     code = "gateway_busy"
     exit_code = 69
     http_status = 503
+
+
+class RateLimitedError(GatewayBusyError):
+    """The limits per minute of every model service that could answer are used up."""
+
+    code = "rate_limited"
+    http_status = 429
 
 
 class BackendFailedError(PlatformError):
