@@ -99,7 +99,7 @@ class Contestant:
 
 
 ORACLE = Contestant(name="oracle: one scheduler, least loaded of all as they are", choices=None, oracle=True)
-OURS = Contestant(name="2 choices, overlay")
+OURS = Contestant(name="2 choices, overlay, answers carry views", answers=True)
 STALE = Contestant(name="least loaded of all, old views", choices=None, overlay=False)
 ONCE = Contestant(name="2 choices, overlay that counts own placements once", learn=False)
 BARE = Contestant(name="2 choices, no overlay", overlay=False)
@@ -113,7 +113,6 @@ def contestants() -> list[Contestant]:
         STALE,
         ONCE,
         Contestant(name="2 choices, overlay, tickets only with the answer", early=False),
-        Contestant(name="2 choices, overlay, answers carry views", answers=True),
         Contestant(name="least loaded of all, overlay", choices=None),
         Contestant(name="least loaded of all, overlay that counts own placements once", choices=None, learn=False),
         *(
