@@ -384,6 +384,65 @@ async def test_a_host_without_memory_makes_the_pool_give_up_what_stands_ready(ho
     assert (await statistics(node)).ready == 1
 
 
+async def test_a_host_under_pressure_refuses_with_measure_threshold_and_hysteresis(
+    host: MemoryHost, node: Node
+) -> None:
+    other = SandboxSpec(resources=Resources(pids=9))
+    for share, admitted in ((0.29, True), (0.31, False), (0.29, False), (0.26, True)):
+        host.host.shares = {"memory_full": share}
+        host.clock.advance(1.0)
+        if admitted:
+            await node.create(other)
+            continue
+        with pytest.raises(HostOutOfMemoryError, match=f"waited for memory {100 * share:.1f}% of the last 10 s"):
+            await node.create(other)
+    for info in await node.list():
+        await node.remove(info.sandbox_id)
+
+
+async def test_a_task_that_creates_and_drops_all_the_time_does_not_starve_another(node: Node) -> None:
+    await filled(node, PoolChange(floor=1, maximum=1, spreads=0.0))
+    order: list[str] = []
+
+    async def churn(lane: int) -> None:
+        for number in range(12):
+            name = f"sbx-churn{lane}x{number}"
+            await node.create(SandboxSpec(metadata={"task": "churner"}), sandbox_id=name)
+            order.append("churner")
+            await node.remove(name)
+
+    async def calm() -> None:
+        for number in range(6):
+            name = f"sbx-calm{number}"
+            await node.create(SandboxSpec(metadata={"task": "calm"}), sandbox_id=name)
+            order.append("calm")
+            await node.remove(name)
+
+    async with anyio.create_task_group() as group:
+        for lane in range(4):
+            group.start_soon(churn, lane)
+        group.start_soon(calm)
+    calm_places = [place for place, who in enumerate(order) if who == "calm"]
+    assert len(order) == 54
+    # One group of others: at most two of theirs between two of ours (one is served while ours is given back).
+    assert max(after - before for before, after in itertools.pairwise(calm_places)) <= 3
+
+
+async def test_a_wall_clock_that_jumps_changes_nothing(host: MemoryHost, node: Node) -> None:
+    await filled(node)
+    await node.create(SPEC, sandbox_id="sbx-a")
+    host.clock.wall += 3600.0
+    host.clock.boot += 2.0
+    await node.remove("sbx-a")
+    await quiet(node)
+    host.clock.wall -= 7200.0
+    await node.create(SPEC, sandbox_id="sbx-b")
+    now = await statistics(node)
+    assert now.hold_time_s == 2.0
+    (held,) = [event.duration_s for event in await node.pools.events() if event.kind is EventKind.RETURNED]
+    assert held == 2.0
+
+
 # -- taking away, and another node ----------------------------------------------------------------------------------
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import anyio
 import pytest
 
 from dsec.base.errors import NodeUnavailableError, StateCorruptedError
+from dsec.model.pool import PoolPolicy
 from dsec.model.process import ExitStatus
 from dsec.model.sandbox import Resources, SandboxSpec, SandboxState
 from dsec.stores.journal import SCHEMA_VERSION, SqliteJournal
 from dsec.stores.memory import MemoryJournal
-from dsec.stores.port import Journal, ProcessRecord, SandboxRecord
+from dsec.stores.port import Journal, PoolRecord, ProcessRecord, SandboxRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +75,46 @@ async def test_deleting_a_sandbox_takes_its_processes_and_remembers_its_id(journ
     assert content.removed == ("sbx-a", "sbx-never")
     await journal.delete_processes("sbx-b")
     assert journal.load().processes == ()
+
+
+async def test_an_exchange_writes_and_forgets_together_and_remembers_no_name(journal: Journal) -> None:
+    await journal.put_sandbox(sandbox("pool-x"))
+    await journal.exchange(sandbox("sbx-a"), sandbox("sbx-b"), erased="pool-x")
+    content = journal.load()
+    assert {record.sandbox_id for record in content.sandboxes} == {"sbx-a", "sbx-b"}
+    assert content.removed == ()
+    await journal.exchange(erased="sbx-b")
+    assert journal.load().sandboxes == (sandbox("sbx-a"),)
+
+
+async def test_pools_come_back_as_they_were_set(journal: Journal) -> None:
+    for floor in (1, 2):
+        await journal.put_pool(PoolRecord(pool_id="p", spec=SandboxSpec(), policy=PoolPolicy(floor=floor)))
+    await journal.put_pool(PoolRecord(pool_id="q", spec=SandboxSpec(), policy=PoolPolicy()))
+    await journal.delete_pool("q")
+    await journal.delete_pool("never")
+    assert journal.load().pools == (PoolRecord(pool_id="p", spec=SandboxSpec(), policy=PoolPolicy(floor=2)),)
+
+
+async def test_a_journal_of_version_1_is_read_and_brought_to_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    old = SqliteJournal(path)
+    await old.put_sandbox(sandbox("sbx-a"))
+    await old.close()
+    connection = sqlite3.connect(path)
+    connection.executescript("DROP TABLE pool; PRAGMA user_version = 1;")
+    record = json.loads(connection.execute("SELECT record FROM sandbox").fetchone()[0])
+    for name in ("carrier", "first_generation", "pool", "tenancy"):
+        record.pop(name)
+    connection.execute("UPDATE sandbox SET record = ?", (json.dumps(record).encode(),))
+    connection.commit()
+    connection.close()
+    journal = SqliteJournal(path)
+    assert journal.load().sandboxes == (sandbox("sbx-a"),)
+    await journal.put_pool(PoolRecord(pool_id="p", spec=SandboxSpec(), policy=PoolPolicy()))
+    await journal.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 async def test_many_writers_share_commits_and_none_is_lost(journal: Journal) -> None:

@@ -28,6 +28,7 @@ class Capability(enum.Enum):
     NETWORK_NONE = "network_none"
     NETWORK_ALLOW = "network_allow"
     BEST_EFFORT = "best_effort"  # A sandbox that runs only when nothing else wants the processor (cpu.idle).
+    POOLS = "pools"  # A ready sandbox can be given another host name from outside.
     CORE_SCHEDULING = "core_scheduling"  # The kernel could keep strangers off a core's second thread.
 
 

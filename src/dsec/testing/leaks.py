@@ -18,6 +18,7 @@ _OWN_FILES = frozenset(
     {
         "node.id",
         "events.jsonl",
+        "events.1.jsonl",
         "node.lock",
         "node.sock",
         "node.log",

@@ -72,6 +72,7 @@ class LivePool:
         self._load_image = load_image
         self._waiters: dict[str, _Waiter] = {}
         self._busy: set[str] = set()
+        self._given_boot_s: dict[str, float] = {}
         self._running = 0
         self._finished = anyio.Event()
         self._expected: CleanState | None = None
@@ -115,6 +116,11 @@ class LivePool:
         self._core.vacant[berth.sandbox_id] = berth
         self.tell(events.Returned(berth.sandbox_id))
 
+    def held_s(self, carrier: str) -> float | None:
+        """Return how long a tenant has had a berth; None when an earlier node gave it. Forgets it."""
+        given_s = self._given_boot_s.pop(carrier, None)
+        return None if given_s is None else self._core.now_boot_s() - given_s
+
     def see_image(self, image: MountedImage) -> None:
         """Take note of what the image's name means now. Ready sandboxes of an older image are given up."""
         paths = tuple(map(str, image.layer_paths))
@@ -155,6 +161,7 @@ class LivePool:
 
     def gone(self, carrier: str) -> None:
         """A sandbox of this pool was taken apart, whoever had it, and not by the pool itself."""
+        self._given_boot_s.pop(carrier, None)
         if carrier in self._busy:
             return
         self.tell(events.Gone(carrier))
@@ -168,6 +175,7 @@ class LivePool:
             case actions.HandOut(task=task, sandbox=carrier):
                 # From here on nobody else can be given it.
                 waiter = self._waiters[task]
+                self._given_boot_s[carrier] = self._core.now_boot_s()
                 waiter.berth = self._core.vacant.pop(carrier)
                 waiter.told.set()
             case actions.Refuse():

@@ -10,6 +10,7 @@ import structlog
 
 from dsec.base.errors import DsecError, NotFoundError
 from dsec.images.port import MountedImage
+from dsec.model.capability import Capability
 from dsec.model.event import EventKind, EventReading, NodeEvent
 from dsec.model.pool import PoolChange, PoolInfo, PoolPolicy
 from dsec.model.sandbox import SandboxSpec, SandboxState
@@ -20,7 +21,7 @@ from dsec.node.pools.live import LivePool
 from dsec.node.pools.readings import HostReadings
 from dsec.node.sandbox import Sandbox
 from dsec.node.settings import NodeSettings
-from dsec.node.validation import check_spec, resolve_spec
+from dsec.node.validation import check_spec, require_capability, resolve_spec
 from dsec.pools import events
 from dsec.pools.bounds import changed
 from dsec.pools.shape import ShapeKey, group_of, pool_id, shape_key, shape_of
@@ -133,7 +134,7 @@ class Pools:
     async def take_back(self, sandbox: Sandbox, cause: str) -> None:
         """Stop a sandbox and put its berth into the recycle queue. The caller holds its transition."""
         pool = self._pools[sandbox.record.pool]
-        held_s = max(0.0, self._core.parts.clock.wall_s() - sandbox.record.created_wall_s)
+        held_s = pool.held_s(sandbox.record.carrier)
         berth = await vacate(self._core, pool.record, sandbox, cause)
         self._core.recorder.add(EventKind.RETURNED, pool=pool.pool_id, sandbox_id=sandbox.sandbox_id, duration_s=held_s)
         pool.tell(events.Returned(berth.sandbox_id))
@@ -164,6 +165,7 @@ class Pools:
         core = self._core
         core.check_open()
         check_spec(spec)
+        require_capability(Capability.POOLS, "a pool", core.reports)
         resolved = shape_of(resolve_spec(spec, "sbx-pool", core.settings, core.reports))
         known = self._by_shape.get(shape_key(resolved))
         policy = changed(default_policy(core.settings) if known is None else known.record.policy, change)

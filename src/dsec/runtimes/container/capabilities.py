@@ -38,6 +38,7 @@ _ALWAYS = (
     Capability.TERMINAL,
     Capability.FILES_FROM_OUTSIDE,
     Capability.NETWORK_NONE,
+    Capability.POOLS,
 )
 
 
@@ -59,6 +60,8 @@ def report_capabilities(
         ordinary_user: whether the node is root in a user namespace only.
     """
     lacks = {capability: (reason, "") for capability, reason in flavour.missing}
+    if flavour.own_kernel:
+        lacks[Capability.POOLS] = ("a running instance's host name cannot be changed from outside", "use crun or runc")
     if ordinary_user:
         lacks[Capability.PRIVATE_ID_RANGE] = (_SHARED_IDS, "run as root, who may ID-map layers")
     if not groups.separates:
