@@ -75,7 +75,6 @@ def test_hybrid_limits_are_written_in_the_terms_of_version_1(hybrid: Cgroups, tm
     }
     assert contents(tmp_path / "pids/dsec/n/g") == {"pids.max": "77"}
     assert contents(tmp_path / "cpu/dsec/n/g") == {
-        "cpu.cfs_period_us": "100000",
         "cpu.cfs_quota_us": "150000",
         "cpu.idle": "1",
     }

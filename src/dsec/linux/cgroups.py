@@ -208,7 +208,7 @@ class Cgroups:
             yield self._v1["pids"] / group / "pids.max", limits.pids
         if limits.cpu_millis is not None:
             cpu = self._v1["cpu"] / group
-            yield cpu / "cpu.cfs_period_us", CPU_PERIOD_US
+            # The period is the kernel's default. Each of these files makes it look at all groups of the host.
             yield cpu / "cpu.cfs_quota_us", limits.cpu_millis * CPU_PERIOD_US // 1000
         if limits.idle:
             yield self._v1["cpu"] / group / "cpu.idle", 1

@@ -17,7 +17,7 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from dsec.linux.identity import starting_user
+from dsec.linux.spawn import Program, spawn
 
 CLONE_NEWUSER = 0x10000000
 _UNSHARE = "/usr/bin/unshare"
@@ -58,10 +58,15 @@ def make_user_namespace(first_host_id: int, count: int = IDS_PER_RANGE) -> int:
     """
     in_read, in_write = os.pipe()
     out_read, out_write = os.pipe()
-    descriptors = [(os.POSIX_SPAWN_DUP2, in_read, 0), (os.POSIX_SPAWN_DUP2, out_write, 1)]
+    program = Program(
+        path=_UNSHARE,
+        arguments=[_UNSHARE, "--user", "cat"],
+        environment=_ENVIRONMENT,
+        descriptors={0: in_read, 1: out_write, 2: out_write},
+        effective_user=first_host_id,
+    )
     try:
-        with starting_user(first_host_id):
-            pid = os.posix_spawn(_UNSHARE, [_UNSHARE, "--user", "cat"], _ENVIRONMENT, file_actions=descriptors)
+        pid = spawn(program)
         os.close(out_write)
         out_write = -1
         try:

@@ -7,23 +7,17 @@ of a child one readable descriptor. Children get a session of their own: an inte
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dsec.linux.spawn import Program, spawn
 from dsec.runtimes.container.bundle import OOM_SCORE_ADJUSTMENT
 from dsec.runtimes.container.waiting import wait_readable
 
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 _SCRATCH_VARIABLE = "_LIBCONTAINER_STATEDIR"
-_FIRST_SAFE_DESCRIPTOR = 64
-"""Descriptors handed to a child are first moved up here, so that placing one never overwrites another."""
-
-
-_SIGNALS = signal.valid_signals()
-"""All get their default action in a child: Python ignores some (SIGPIPE, SIGXFSZ), and guests would inherit that."""
 
 GATE_DESCRIPTOR = 9
 _GATE = 'read -r _ <&9 && exec 9<&- && exec "$@"'
@@ -72,22 +66,10 @@ class HostChild:
             scratch: where an OCI runtime may keep what it removes again. crun mounts its own program on a file for a
                 moment, by default in /tmp; killed in that moment it leaves both, and only here will anybody look.
         """
-        moved = {target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _FIRST_SAFE_DESCRIPTOR)
-                 for target, source in descriptors.items()}  # fmt: skip
         environment = _ENVIRONMENT if scratch is None else {**_ENVIRONMENT, _SCRATCH_VARIABLE: str(scratch)}
-        try:
-            pid = os.posix_spawn(
-                program,
-                [program, *arguments],
-                environment,
-                file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for target, source in moved.items()],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=_SIGNALS,
-            )
-        finally:
-            for source in moved.values():
-                os.close(source)
+        pid = spawn(
+            Program(path=program, arguments=[program, *arguments], environment=environment, descriptors=descriptors)
+        )
         _make_expendable(pid)
         return cls(pid)
 

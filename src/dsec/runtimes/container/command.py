@@ -37,7 +37,7 @@ class RuntimeProgram:
     @property
     def executed(self) -> str:
         """The path that a child of this very process executes."""
-        return self.path if self.sealed is None else f"/proc/self/fd/{self.sealed}"
+        return self.path if self.sealed is None else f"/proc/{os.getpid()}/fd/{self.sealed}"
 
     def global_arguments(self, state: Path, log_descriptor: int | str = LOG_DESCRIPTOR) -> list[str]:
         """Flags before the sub-command; errors go to a log that only the runtime holds."""
