@@ -4,6 +4,9 @@ from dsec.base.errors import (
     AlreadyExistsError as AlreadyExistsError,
 )
 from dsec.base.errors import (
+    BuildFailedError as BuildFailedError,
+)
+from dsec.base.errors import (
     CallerError as CallerError,
 )
 from dsec.base.errors import (

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from dsec.base.errors import BuildFailedError
 from dsec.cli.main import cli
+from dsec.images.build import BuildRequest
 from dsec.images.staging import remove_tree
 
 
@@ -69,3 +71,30 @@ def test_what_cannot_be_imported_exits_with_its_code(dsec: Command, tmp_path: Pa
 def test_build_without_dockerfile_is_an_error(dsec: Command, tmp_path: Path) -> None:
     result = dsec("build", str(tmp_path / "tree"), "-t", "mine")
     assert result.exit_code in (66, 69)  # 69: building needs root.
+
+
+@pytest.mark.root
+def test_pruning_says_how_much_that_was(dsec: Command) -> None:
+    (dsec.state / "images/build/storage").mkdir(parents=True)
+    (dsec.state / "images/build/storage/kept").write_bytes(b"x" * 8192)
+    freed_bytes = json.loads(dsec("prune", "--json").stdout)["freed_bytes"]
+    assert freed_bytes >= 8192
+    assert not (dsec.state / "images/build/storage").exists()
+    assert "freed 0" in dsec("prune").stderr
+
+
+def test_what_a_build_said_is_not_said_again_by_its_error(
+    dsec: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(store: object, request: BuildRequest) -> None:
+        request.progress("the reason")
+        raise BuildFailedError("it failed", detail="$ the line\nthe reason")
+
+    monkeypatch.setattr("dsec.images.build.build", failing)
+    result = dsec("build", str(tmp_path), "-t", "mine")
+    assert result.exit_code == 65
+    assert result.stderr.count("the reason") == 1
+    assert "$ the line" in result.stderr
+    argv = ["--error-format", "json", "--state-dir", str(dsec.state), "image", "build", str(tmp_path), "-t", "mine"]
+    said = CliRunner().invoke(cli, argv).stderr.splitlines()[-1]
+    assert json.loads(said)["error"]["detail"] == "$ the line\nthe reason"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import CliRunner, Result
 
+from dsec.base.errors import CapabilityMissingError, ImageNotFoundError
 from dsec.cli.main import cli
+from dsec.model.node import NodeInfo
 from dsec.testing.command_line import Dsec
+from dsec.worker.tasks.discovery import discover
+from dsec.worker.tasks.here import Here
 
 TOML = '[environment]\ndocker_image = "python"\n[agent]\ntimeout_sec = 20\n'
 FILES = {
@@ -69,7 +74,9 @@ def test_running_again_runs_nothing_again_and_show_and_report_read_what_is_there
 @pytest.mark.slow
 def test_nop_passes_nothing_and_what_is_expected_is_the_exit_code(dsec: Dsec, tasks: Path) -> None:
     assert run(dsec, tasks, "--policy", "nop", "--expect", "failed").exit_code == 0
-    assert run(dsec, tasks, "--policy", "nop", "--expect", "passed").exit_code == 1
+    result = run(dsec, tasks, "--policy", "nop", "--expect", "passed")
+    assert result.exit_code == 1
+    assert "not as expected: 0 of 2 attempts passed, all were expected to" in result.stderr
 
 
 @pytest.mark.slow
@@ -117,10 +124,47 @@ def test_show_without_a_rollout_is_not_found(tmp_path: Path) -> None:
     assert result.exit_code == 66
 
 
+def test_validate_says_what_cannot_run_here_and_why(dsec: Dsec, tasks: Path) -> None:
+    assert dsec("task", "validate", str(tasks)).exit_code == 0
+    write_task(tasks / "c", task_toml='[environment]\ndocker_image = "pythn"\n')
+    write_task(tasks / "d", task_toml=TOML.replace("[agent]", "allow_internet = true\n[agent]"))
+    write_task(tasks / "e", task_toml=TOML.replace("[agent]", "memory = '9000G'\n[agent]"))
+    result = dsec("task", "validate", str(tasks), "--json")
+    assert result.exit_code == 69
+    report = json.loads(result.stdout)
+    assert report["good"] == ["a", "b", "e"]
+    assert report["cannot_run_here"]["c"]["code"] == "image_not_found"
+    assert "python" in report["cannot_run_here"]["c"]["detail"]
+    assert report["cannot_run_here"]["d"]["code"] == "capability_missing"
+    assert "above the" in report["warnings"]["e"][0]
+    said = dsec("task", "validate", str(tasks)).stderr
+    assert "cannot run here: c: there is no image 'pythn'" in said
+    assert "3 good, 0 broken, 2 cannot run here" in said
+    assert dsec("task", "validate", str(tasks), "--format-only").exit_code == 0
+
+
+def test_validate_looks_for_the_images_of_dockerfiles_where_they_can_be_built() -> None:
+    node = NodeInfo(node="here0")
+    here = Here(node=node, reports=(), images=("base:latest",), can_build=True)
+    with TemporaryDirectory() as directory:
+        write_task(Path(directory) / "t", task_toml="[agent]\ntimeout_sec = 20\n")
+        dockerfile = Path(directory) / "t/environment/Dockerfile"
+        dockerfile.parent.mkdir()
+        dockerfile.write_text("FROM docker.io/library/base AS one\nFROM scratch\nCOPY --from=one / /\n")
+        (task,) = discover(Path(directory)).tasks
+        assert here.problem(task) is None
+        dockerfile.write_text("FROM base\nFROM bsae\n")
+        problem = here.problem(task)
+        assert isinstance(problem, ImageNotFoundError)
+        assert "base" in problem.detail
+        elsewhere = Here(node=node, reports=(), images=("base",), can_build=False).problem(task)
+        assert isinstance(elsewhere, CapabilityMissingError)
+
+
 def test_validate_names_what_is_broken(tasks: Path) -> None:
-    assert CliRunner().invoke(cli, ["task", "validate", str(tasks)]).exit_code == 0
+    assert CliRunner().invoke(cli, ["task", "validate", str(tasks), "--format-only"]).exit_code == 0
     write_task(tasks / "c", task_toml="x")
-    result = CliRunner().invoke(cli, ["task", "validate", str(tasks), "--json"])
+    result = CliRunner().invoke(cli, ["task", "validate", str(tasks), "--format-only", "--json"])
     assert result.exit_code == 65
     report = json.loads(result.stdout)
     assert report["good"] == ["a", "b"]
@@ -141,6 +185,6 @@ def test_humaneval_becomes_164_sound_tasks(tmp_path: Path) -> None:
     out = tmp_path / "humaneval"
     argv = ["task", "import", "humaneval", "--out", str(out), "--json"]
     assert len(json.loads(CliRunner().invoke(cli, argv).stdout)) == 164
-    assert CliRunner().invoke(cli, ["task", "validate", str(out)]).exit_code == 0
+    assert CliRunner().invoke(cli, ["task", "validate", str(out), "--format-only"]).exit_code == 0
     assert CliRunner().invoke(cli, argv).exit_code == 75
     assert CliRunner().invoke(cli, [*argv, "--replace"]).exit_code == 0

@@ -235,3 +235,12 @@ def test_errors_of_a_server_that_is_not_there_exit_with_69(dsec: Dsec) -> None:
 def test_errors_can_be_json(dsec: Dsec) -> None:
     result = dsec("--error-format", "json", "sandbox", "inspect", "sbx-absent")
     assert json.loads(result.stderr)["error"]["code"] == "sandbox_not_found"
+
+
+def test_a_limit_above_the_hosts_is_said(dsec: Dsec) -> None:
+    result = dsec("sandbox", "create", "--memory", "900T", "--cpu", "9999")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("sbx-")
+    assert "the memory limit of 900" in result.stderr
+    assert "the processor limit of 9999 cores is above the" in result.stderr
+    assert dsec("sandbox", "create", "--memory", "64M").stderr == ""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dsec.base.errors import InvalidRequestError
 from dsec.cli import settings
 from dsec.cli.context import Options
+from dsec.cli.main import cli
 from dsec.cli.settings import load
+from dsec.node.settings import unknown_variables
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +90,21 @@ def test_a_wrong_flag_is_refused() -> None:
         load(Options(overrides=("runtime",)), {})
     with pytest.raises(InvalidRequestError, match="--set: there is no setting"):
         load(Options(overrides=("runtme=crun",)), {})
+
+
+def test_a_misspelt_variable_is_refused_with_what_was_meant() -> None:
+    with pytest.raises(InvalidRequestError, match="DSEC_STATE_DRI") as caught:
+        load(Options(), {"DSEC_STATE_DRI": "/x"})
+    assert "DSEC_STATE_DIR" in caught.value.resolution
+
+
+def test_variables_that_look_like_none_of_ours_are_mentioned_and_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unknown_variables({"DSEC_URL": "", "DSEC_TEST_FAST": "1", "DSEC_RUNTIME": "", "DSEC_BANANA": ""}) == {
+        "DSEC_BANANA": None
+    }
+    monkeypatch.setenv("DSEC_BANANA", "1")
+    result = CliRunner().invoke(cli, ["config", "show"])
+    assert result.exit_code == 0
+    assert "warning: the environment sets DSEC_BANANA" in result.stderr
+    monkeypatch.setenv("DSEC_TOKN", "1")
+    assert CliRunner().invoke(cli, ["config", "show"]).exit_code == 64

@@ -15,7 +15,7 @@ from dsec.base.errors import (
     PermissionDeniedError,
     UserNotFoundError,
 )
-from dsec.model.process import CommandRequest, SessionRequest
+from dsec.model.process import CommandRequest, ErrorEvent, SessionRequest
 from dsec.model.sandbox import Network, Resources, SandboxSpec
 from dsec.sdk.http import HttpService
 from dsec.testing.guest import Guest
@@ -51,6 +51,19 @@ async def test_spec_that_cannot_be_met_creates_nothing(
         await service.create(SandboxSpec(**fields))  # type: ignore[arg-type]
     assert raised.value.fault is Fault.CALLER
     assert {info.sandbox_id for info in await service.list()} == before
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [CommandRequest(argv=("no-such-program",)), CommandRequest(argv=("true",), cwd="/no/such/directory")],
+)
+async def test_what_the_runtime_says_of_a_failed_start_is_not_the_commands_output(
+    guest: Guest, request_: CommandRequest
+) -> None:
+    async with guest.service.stream(guest.sandbox_id, request_) as stream:
+        (event,) = [event async for event in stream]
+    assert isinstance(event, ErrorEvent)
+    assert event.code in ("command_not_found", "path_not_found")
 
 
 @pytest.mark.parametrize(

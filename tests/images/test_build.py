@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dsec.base.errors import ExternalCommandError, ImageNotFoundError, PathNotFoundError
+from dsec.base.errors import BuildFailedError, ConflictError, Fault, ImageNotFoundError, PathNotFoundError
 from dsec.images.build import BuildRequest, build
 from dsec.images.build_clients import BOUND_AT, host_settings
+from dsec.images.build_storage import BuildStorage
 from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
 from dsec.images.store import LocalImageStore
@@ -102,14 +103,46 @@ def test_unknown_base_is_an_error_that_names_close_images(
 
 def test_failing_step_is_named_with_its_last_words(store: LocalImageStore, base: ImageInfo, tmp_path: Path) -> None:
     context = context_of(tmp_path, "FROM tiny\nRUN touch /x\nRUN echo some reason >&2; exit 3\n")
-    with pytest.raises(ExternalCommandError) as caught:
+    with pytest.raises(BuildFailedError) as caught:
         build(store, BuildRequest(context=context, name="mine"))
+    assert caught.value.fault is Fault.CALLER
     assert "RUN echo some reason >&2; exit 3" in caught.value.brief
     assert "exit status 3" in caught.value.brief
     assert "some reason" in caught.value.detail
     assert "$ buildah" in caught.value.detail
     assert [image.name for image in store.list()] == ["tiny"]
     assert list((store.root / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("FOO bar", 'Unknown instruction: "FOO"'), ("COPY nosuch /x", "no such file")]
+)
+def test_a_wrong_line_of_a_dockerfile_is_named_and_its_writers_fault(
+    store: LocalImageStore, base: ImageInfo, tmp_path: Path, line: str, said: str
+) -> None:
+    with pytest.raises(BuildFailedError) as caught:
+        build(store, BuildRequest(context=context_of(tmp_path, f"FROM tiny\n{line}\n"), name="mine"))
+    assert line.split()[0] in caught.value.brief
+    assert said in caught.value.brief
+    assert "imagebuilder" not in caught.value.brief
+
+
+def test_pruning_removes_what_builds_keep_and_the_next_build_works(
+    store: LocalImageStore, base: ImageInfo, tmp_path: Path
+) -> None:
+    context = context_of(tmp_path, "FROM tiny\nRUN touch /x\n")
+    build(store, BuildRequest(context=context, name="one"))
+    storage = BuildStorage(store)
+    size_bytes = storage.size_bytes()
+    assert size_bytes > 0
+    with storage.in_use(), pytest.raises(ConflictError, match="a build runs"):
+        BuildStorage(store).prune()
+    assert storage.size_bytes() == size_bytes
+    assert storage.prune() == size_bytes
+    assert storage.size_bytes() == 0
+    assert storage.prune() == 0
+    assert [image.name for image in store.list()] == ["one", "tiny"]
+    build(store, BuildRequest(context=context, name="two"))
 
 
 def test_missing_context_and_dockerfile_are_typed_errors(store: LocalImageStore, tmp_path: Path) -> None:

@@ -68,8 +68,12 @@ class DsecError(Exception):
         brief: one line, what was wrong; names the thing (id, path, value).
         detail: what was seen: output of a command, an errno, a line of a file.
         resolution: what the reader can do about it.
+
+    Attributes:
+        retry_after_s: when asking again may help, if whoever refused knows.
     """
 
+    retry_after_s: float | None = None
     code: ClassVar[str] = "internal"
     exit_code: ClassVar[int] = 70
     http_status: ClassVar[int] = 500

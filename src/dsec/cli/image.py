@@ -185,6 +185,23 @@ def rm(options: Options, names: tuple[str, ...]) -> None:
             store.remove(name)
 
 
+@image.command(name="prune")
+@json_option
+@pass_options
+def prune(options: Options, as_json: bool) -> None:
+    """Remove what builds keep for later ones: base images and steps. Images stay; the next build takes longer."""
+    from dsec.base.units import format_size
+    from dsec.cli.output import note, print_json
+    from dsec.images.build_storage import BuildStorage
+
+    with _store(options) as store:
+        freed_bytes = BuildStorage(store).prune()
+    if as_json:
+        print_json({"freed_bytes": freed_bytes})
+    else:
+        note(f"freed {format_size(freed_bytes)}")
+
+
 @contextmanager
 def _store(options: Options) -> Iterator[LocalImageStore]:
     from dsec.images.store import LocalImageStore
@@ -205,11 +222,12 @@ def _progress() -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.markup import escape
 
-    from dsec.cli.output import note, printable
+    from dsec.cli.output import printable
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda line: note(printable(line))
+        with _said_once() as say:
+            yield say
         return
     with console.status("") as status:
 
@@ -219,6 +237,29 @@ def _progress() -> Iterator[Callable[[str], None]]:
             status.update(escape(printable(line)[: console.width - 4]))
 
         yield show
+
+
+@contextmanager
+def _said_once() -> Iterator[Callable[[str], None]]:
+    """Say every line; an error whose detail was said already does not say it again."""
+    from collections import deque
+
+    from dsec.base.errors import DsecError
+    from dsec.cli.output import note, printable
+
+    said: deque[str] = deque(maxlen=200)
+
+    def say(line: str) -> None:
+        said.append(line)
+        note(printable(line))
+
+    try:
+        yield say
+    except DsecError as error:
+        if click.get_current_context().find_root().obj.json_errors:
+            raise  # A program reads it, and nothing else.
+        error.detail = "\n".join(line for line in error.detail.splitlines() if line not in said)
+        raise
 
 
 def _size(image: ImageInfo) -> int:

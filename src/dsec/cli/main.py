@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -26,6 +27,9 @@ _COMMANDS = {
     "sim": Lazy("dsec.cli.sim:sim", "Simulate nodes, schedulers and pools: the same policies, no machines."),
     "completion": Lazy("dsec.cli.completion:completion", "Print the completion script of a shell."),
 }
+
+_USUAL = frozenset({"DSEC_URL", "DSEC_TOKEN", "DSEC_STATE_DIR", "DSEC_CONFIG"})
+"""Variables that need no look at the table of settings."""
 
 
 @click.group(name="dsec", cls=LazyGroup, lazy=_COMMANDS)
@@ -63,6 +67,7 @@ def cli(
 
     Without --url, commands talk to this host's node and start one in the background when there is none.
     """
+    _check_environment()
     options = ctx.ensure_object(Options)
     options.url = url
     options.token = token
@@ -72,6 +77,22 @@ def cli(
     options.verbose = verbose
     options.log_format = log_format
     options.json_errors = error_format == "json"
+
+
+def _check_environment() -> None:
+    """Refuse misspelt variables, and mention those that mean nothing to us.
+
+    Raises:
+        InvalidRequestError: one looks like a variable of ours and is none.
+    """
+    if all(name in _USUAL for name in os.environ if name.startswith("DSEC_")):
+        return
+    from dsec.cli.output import note
+    from dsec.node.settings import environment_values, unknown_variables
+
+    environment_values(os.environ)
+    for name in unknown_variables(os.environ):
+        note(f"warning: the environment sets {name}, which means nothing to dsec")
 
 
 def main() -> None:

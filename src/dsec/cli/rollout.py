@@ -105,9 +105,15 @@ def run(
 
 
 def _exit_code(end: JobEnd, expect: Outcome | None) -> int:
-    from dsec.worker.summary import exit_code
+    """Return the exit code, and say in words why it is not 0."""
+    from dsec.cli.output import note
+    from dsec.worker.summary import exit_code, shortfall
 
-    return 130 if end.interrupted else exit_code(end.summary, expect=expect)
+    if end.interrupted:
+        return 130
+    if said := shortfall(end.summary, expect=expect):
+        note(said)
+    return exit_code(end.summary, expect=expect)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from dsec.cli.context import Options, pass_options
 from dsec.cli.lazy import HELP_OPTIONS
 from dsec.cli.parameters import json_option
+
+if TYPE_CHECKING:
+    from dsec.base.errors import DsecError
+    from dsec.service.port import SandboxService
+    from dsec.worker.tasks.discovery import TaskSet
+    from dsec.worker.tasks.here import Here
 
 
 @click.group(name="task", context_settings=HELP_OPTIONS)
@@ -38,27 +47,74 @@ def humaneval(out: Path, replace: bool, as_json: bool) -> None:
 
 @task.command(name="validate")
 @click.argument("tasks", type=click.Path(path_type=Path))
+@click.option("--format-only", is_flag=True, help="Look at the folders alone, and ask no node.")
 @json_option
+@pass_options
 @click.pass_context
-def validate(ctx: click.Context, tasks: Path, as_json: bool) -> None:
-    """Check every task under TASKS; exits with 65 when one is broken."""
-    from dsec.base.errors import TaskFormatError
-    from dsec.cli.failures import describe, show
-    from dsec.cli.output import note, print_json
+def validate(ctx: click.Context, options: Options, tasks: Path, format_only: bool, as_json: bool) -> None:
+    """Check every task under TASKS, and whether it could run here: its images and what it asks for.
+
+    Exits with 65 when one is broken, with 69 when one cannot run here.
+    """
+    from dsec.base.errors import CapabilityMissingError, TaskFormatError
+    from dsec.cli.output import print_json
     from dsec.worker.tasks.discovery import discover
 
     found = discover(tasks)
-    warnings = {each.name: list(each.unknown_keys) for each in found.tasks if each.unknown_keys}
+    warnings = {
+        each.name: [f"unknown keys: {', '.join(each.unknown_keys)}"] for each in found.tasks if each.unknown_keys
+    }
+    elsewhere: dict[str, DsecError] = {}
+    if found.tasks and not format_only:
+        here = options.run(lambda service: _look(service, can_build=not options.url), node_inside=True)
+        elsewhere = {each.name: error for each in found.tasks if (error := here.problem(each)) is not None}
+        for each in found.tasks:
+            if lines := list(here.warnings(each)):
+                warnings.setdefault(each.name, []).extend(lines)
     if as_json:
-        broken = {name: describe(error) for name, error in found.broken.items()}
-        print_json({"good": [each.name for each in found.tasks], "broken": broken, "unknown_keys": warnings})
+        print_json(_as_json(found, elsewhere, warnings))
     else:
-        for error in found.broken.values():
-            show(error)
-        for name, keys in warnings.items():
-            note(f"warning: {name}: unknown keys: {', '.join(keys)}")
-        note(f"{len(found.tasks)} good, {len(found.broken)} broken")
-    ctx.exit(TaskFormatError.exit_code if found.broken else 0)
+        _show(found, elsewhere, warnings)
+    here_code = CapabilityMissingError.exit_code if elsewhere else 0
+    ctx.exit(TaskFormatError.exit_code if found.broken else here_code)
+
+
+async def _look(service: SandboxService, *, can_build: bool) -> Here:
+    from dsec.worker.tasks.here import Here
+
+    images = [image.name for image in await service.images()]
+    return Here(node=await service.node(), reports=await service.capabilities(), images=images, can_build=can_build)
+
+
+def _as_json(
+    found: TaskSet, elsewhere: Mapping[str, DsecError], warnings: Mapping[str, Sequence[str]]
+) -> dict[str, object]:
+    from dsec.cli.failures import describe
+
+    return {
+        "good": [each.name for each in found.tasks if each.name not in elsewhere],
+        "broken": {name: describe(error) for name, error in found.broken.items()},
+        "cannot_run_here": {name: describe(error) for name, error in elsewhere.items()},
+        "unknown_keys": {each.name: list(each.unknown_keys) for each in found.tasks if each.unknown_keys},
+        "warnings": warnings,
+    }
+
+
+def _show(found: TaskSet, elsewhere: Mapping[str, DsecError], warnings: Mapping[str, Sequence[str]]) -> None:
+    from dsec.cli.failures import show
+    from dsec.cli.output import note
+
+    for broken in found.broken.values():
+        show(broken)
+    for name, error in elsewhere.items():
+        note(f"cannot run here: {name}: {error.brief}")
+        if error.resolution:
+            note(f"  to resolve: {error.resolution}")
+    for name, lines in warnings.items():
+        for line in lines:
+            note(f"warning: {name}: {line}")
+    good = len(found.tasks) - len(elsewhere)
+    note(f"{good} good, {len(found.broken)} broken, {len(elsewhere)} cannot run here")
 
 
 @task.command(name="ls")

@@ -7,38 +7,42 @@ stores only what it adds. Nothing is ever pulled.
 Builds run in buildah's chroot isolation with the host's network: whoever may build runs programs on this host.
 That is why building is an operation of the operator (`dsec image build`, task preparation) and none of a sandbox.
 
-buildah keeps its storage below the image store, with the overlay driver where it works: with it a build of three steps
-took 0.7 s, with vfs, which copies the whole tree at every step, 4 to 6 s (2 cores, base of 240 MB).
+buildah's own storage is `dsec.images.build_storage`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsec.base.errors import CapabilityMissingError, ExternalCommandError, ImageNotFoundError, PathNotFoundError
-from dsec.images import recipes
+from dsec.base.errors import (
+    BuildFailedError,
+    CapabilityMissingError,
+    DsecError,
+    ExternalCommandError,
+    HostDiskFullError,
+    PathNotFoundError,
+)
 from dsec.images.build_clients import BOUND_AT, host_settings
-from dsec.images.command import Progress, run, silent
+from dsec.images.build_storage import BuildStorage
+from dsec.images.command import Progress, silent
 from dsec.images.dockerfile import rewrite
-from dsec.images.durable import exclusive
 from dsec.images.importers.oci_layout import import_oci_layout
 from dsec.images.importers.request import ImportRequest
 from dsec.images.layers import hex_of
 from dsec.images.names import canonical_name
-from dsec.images.oci_export import export_oci_layout
 from dsec.images.staging import WorkDirectory
 from dsec.images.store import LocalImageStore
-from dsec.linux.mounts import mount_table, mounts_under, unmount
 from dsec.model.image import ImageInfo
 
-_FAILED_STEP = re.compile(r'building at STEP "(.*)": (.*)', re.DOTALL)
-_IMPLIED_PREFIXES = ("docker.io/library/", "docker.io/", "localhost/")
+_FAILED_STEP = re.compile(r'building at STEP "(.*?) ?": (.*?)(?: &imagebuilder|$)', re.MULTILINE | re.DOTALL)
+_NOT_PARSED = re.compile(
+    r"Error: .*?((?:dockerfile parse error|file with no instructions|no FROM|unknown instr)[^\n]*)"
+)
+_DISK_FULL = "no space left on device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,9 @@ def build(store: LocalImageStore, request: BuildRequest) -> ImageInfo:
     Raises:
         PathNotFoundError: the context or Dockerfile is missing.
         ImageNotFoundError: FROM names an image that is not stored here; the detail names close ones.
-        ExternalCommandError: a step failed; the brief is the step, the detail its last words.
+        BuildFailedError: a step failed; the brief is the step, the detail its last words.
+        HostDiskFullError: there was no room for it.
+        ExternalCommandError: buildah failed for another reason.
         CapabilityMissingError: buildah is not installed, or this is not root.
     """
     if os.geteuid() != 0:
@@ -78,7 +84,7 @@ def build(store: LocalImageStore, request: BuildRequest) -> ImageInfo:
         )
     canonical_name(request.name)
     text = _read_dockerfile(request)
-    storage = _Storage(store)
+    storage = BuildStorage(store)
     settings = host_settings()
     with storage.in_use(), store.work_directory() as work:
         settings.write(work.path / "client")
@@ -110,7 +116,7 @@ def _read_dockerfile(request: BuildRequest) -> str:
     raise PathNotFoundError(f"there is no {named[0]}", resolution="name the Dockerfile with -f")
 
 
-def _build(storage: _Storage, request: BuildRequest, work: WorkDirectory) -> str:
+def _build(storage: BuildStorage, request: BuildRequest, work: WorkDirectory) -> str:
     """Run the Dockerfile and return buildah's id of the image."""
     id_file = work.path / "id"
     command = [
@@ -133,20 +139,24 @@ def _build(storage: _Storage, request: BuildRequest, work: WorkDirectory) -> str
     return id_file.read_text().strip().removeprefix("sha256:")
 
 
-def _explain(error: ExternalCommandError) -> ExternalCommandError:
-    """Say which step failed, if buildah says so."""
-    step = _FAILED_STEP.search(error.detail)
+def _explain(error: ExternalCommandError) -> DsecError:
+    """Say which step failed, if buildah says so: then it is the Dockerfile's, unless the host's disk is full."""
+    if _DISK_FULL in error.detail:
+        return HostDiskFullError(
+            "the host's disk is full", detail=error.detail, resolution="make room: `dsec image prune`, then build again"
+        )
+    step = _FAILED_STEP.search(error.detail) or _NOT_PARSED.search(error.detail)
     if step is None:
         return error
-    return ExternalCommandError(
-        f"the build failed at: {step.group(1)}: {step.group(2)}",
+    return BuildFailedError(
+        f"the build failed at: {': '.join(step.groups())}",
         detail=error.detail,
         resolution="correct the Dockerfile; the lines above are what the step said last",
     )
 
 
 def _import_result(
-    store: LocalImageStore, storage: _Storage, image: str, request: BuildRequest, work: WorkDirectory
+    store: LocalImageStore, storage: BuildStorage, image: str, request: BuildRequest, work: WorkDirectory
 ) -> ImageInfo:
     request.progress("storing the image")
     layout = work.path / "layout"
@@ -166,7 +176,7 @@ def _import_result(
 
 
 def _leave_out_known_layers(
-    store: LocalImageStore, storage: _Storage, image: str, layout: Path, work: WorkDirectory
+    store: LocalImageStore, storage: BuildStorage, image: str, layout: Path, work: WorkDirectory
 ) -> None:
     """Prepare the layout so that buildah does not write the layers that are stored already.
 
@@ -181,97 +191,3 @@ def _leave_out_known_layers(
     for diff_id in inspected.read_text().split():
         if store.has_diff(diff_id):
             (blobs / hex_of(diff_id)).touch()
-
-
-class _Storage:
-    """buildah's storage below the image store."""
-
-    def __init__(self, store: LocalImageStore) -> None:
-        self._store = store
-        self._root = store.root / "build"
-        self._root.mkdir(mode=0o700, exist_ok=True)
-        self._lock_fd = -1
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Say that a build runs. Whoever finds that none does clears away what killed ones left.
-
-        A build that is killed takes buildah with it in the middle of a step, whose working container and mount stay.
-        Its programs hold the lock too, so that these are cleared only when they are gone.
-        """
-        with (self._root / "active.lock").open("a") as lock:
-            self._lock_fd = lock.fileno()
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._clear()
-            except BlockingIOError:
-                pass
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            yield
-
-    def _clear(self) -> None:
-        containers = self._root / "storage" / f"{self._driver()}-containers" / "containers.json"
-        if containers.exists() and containers.read_text().strip() not in ("", "[]", "null"):
-            with self._store.work_directory() as work:
-                self.buildah(["rm", "--all"], work)
-        for entry in list(mounts_under(self._root)):
-            unmount(entry.target, detach=True)
-
-    def buildah(
-        self,
-        command: Sequence[str],
-        work: WorkDirectory,
-        *,
-        progress: Progress = silent,
-        output: Path | None = None,
-        cwd: Path | None = None,
-    ) -> None:
-        """Run a buildah command on this storage."""
-        roots = [f"--root={self._root / 'storage'}", f"--runroot={self._root / 'run'}"]
-        argv = ["buildah", *roots, f"--storage-driver={self._driver()}", *command]
-        environment = os.environ | {"TMPDIR": str(work.path)}
-        locks = (work.lock_fd, self._lock_fd)
-        if output is None:
-            run(argv, package="buildah", progress=progress, env=environment, keep_fds=locks)
-            return
-        with output.open("wb") as file:
-            run(argv, package="buildah", progress=progress, env=environment, keep_fds=locks, stdout=file, cwd=cwd)
-
-    def _driver(self) -> str:
-        """Return ``overlay``, or ``vfs`` where the state directory lies on an overlay itself. Once chosen it stays."""
-        chosen = self._root / "driver"
-        if not chosen.exists():
-            chosen.write_text("vfs" if _is_on_overlay(self._root) else "overlay")
-        return chosen.read_text().strip()
-
-    def base(self, name: str, progress: Progress) -> str:
-        """Hand a stored image to buildah, if it has not got it, and return the name it has there."""
-        image = self._find(name, progress)
-        reference = f"localhost/dsec-base:{image.image_id.removeprefix('sha256:')}"
-        with exclusive(self._root / "bases.lock"), self._store.work_directory() as work:
-            known = work.path / "known"
-            self.buildah(["images", "--format={{.Name}}:{{.Tag}}"], work, output=known)
-            if reference not in known.read_text().split():
-                progress(f"handing the base image {image.name} to buildah; this happens once")
-                export_oci_layout(self._store, image.name, work.path / "base")
-                pulled = work.path / "pulled"
-                # By a relative path: buildah makes a name of it, in which a path's dots and capitals are not allowed.
-                self.buildah(["pull", "--quiet", "oci:base:latest"], work, output=pulled, cwd=work.path)
-                self.buildah(["tag", pulled.read_text().split()[-1], reference], work)
-        return reference
-
-    def _find(self, name: str, progress: Progress) -> ImageInfo:
-        """Return the image that FROM means: as written, or without the registry that Docker implies."""
-        for prefix in _IMPLIED_PREFIXES:
-            if name.startswith(prefix):
-                try:
-                    return recipes.ensure(self._store, name.removeprefix(prefix), progress=progress)
-                except ImageNotFoundError:
-                    break
-        return recipes.ensure(self._store, name, progress=progress)
-
-
-def _is_on_overlay(path: Path) -> bool:
-    real = os.path.realpath(path)
-    over = [entry for entry in mount_table() if real == entry.target or real.startswith(entry.target.rstrip("/") + "/")]
-    return max(over, key=lambda entry: len(entry.target)).kind == "overlay"

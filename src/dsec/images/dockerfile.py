@@ -46,6 +46,18 @@ def rewrite(text: str, *, resolve: Resolve, arguments: Mapping[str, str], added:
     return "\n".join(lines) + "\n"
 
 
+def images_of(text: str, arguments: Mapping[str, str] = {}) -> tuple[str, ...]:
+    """Return the images that a Dockerfile stands on, as it names them, each once."""
+    found: dict[str, None] = {}
+
+    def note(name: str) -> str:
+        found[name] = None
+        return name
+
+    rewrite(text, resolve=note, arguments=arguments, added=())
+    return tuple(found)
+
+
 def _instructions(text: str) -> list[str]:
     """Split into instructions, each with its continuation lines, and comments and empty lines."""
     found: list[str] = []

@@ -34,6 +34,10 @@ from dsec.node.sandbox import Generation, Operation
 from dsec.node.validation import check_terminal
 from dsec.runtimes.port import Process, SpawnRequest
 
+_RUNTIME_LINE_BYTES = 512
+"""How far into a command's first words we look for what a runtime names: itself, the program, its directory."""
+_RUNTIME_ENDS_S = 0.2
+"""Longest wait for a runtime that has given up. A command that says its own name itself is delayed by as much, once."""
 _KILLED = ExitStatus(exit_code=137, signal=9)
 
 
@@ -177,6 +181,8 @@ class ForegroundStream:
         self._core, self._generation, self._process, self._operation = core, generation, process, operation
         self._offsets = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._timeout_s = timeout_of(core, request)
+        named = (core.parts.runtime.name, request.argv[0], request.cwd)
+        self._names = [name.encode("utf-8", "surrogateescape") for name in named if name]
         self._killed: anyio.Event | None = None
         self._started = anyio.current_time()
 
@@ -200,6 +206,8 @@ class ForegroundStream:
         chunk = await self._process.read()
         if chunk is not None:
             stream, data = chunk
+            if stream is Stream.STDERR and not any(self._offsets.values()):
+                await self._check_started(data)
             offset = self._offsets[stream]
             self._offsets[stream] = offset + len(data)
             return OutputEvent(stream=stream, data=data, offset=offset)
@@ -211,6 +219,13 @@ class ForegroundStream:
             await self._generation.check_killed(status.signal)
         self.ended = True
         return ExitEvent(status=status)
+
+    async def _check_started(self, said: bytes) -> None:
+        """Raise what kept the command from starting, rather than pass on what the runtime said of it as the command's
+        own words: the runtime writes where the command would have written. It ends at once after that."""
+        if any(name in said[:_RUNTIME_LINE_BYTES] for name in self._names):
+            with anyio.move_on_after(_RUNTIME_ENDS_S):
+                await self._process.wait()
 
     async def enforce_timeout(self) -> None:
         """Kill the tree when the time is over, whether or not anybody reads."""

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -165,8 +166,35 @@ def settings_from(values: Mapping[str, str]) -> NodeSettings:
     return msgspec.structs.replace(NodeSettings(), **parsed)
 
 
+OTHER_VARIABLES = ("DSEC_URL", "DSEC_TOKEN", "DSEC_CONFIG", "DSEC_SEED")
+"""Variables of ours that are no settings of a node."""
+_OTHER_PREFIXES = ("DSEC_TEST_", "DSEC_CRASH_")
+_ALIKE = 0.8
+"""From here on a name is taken for a misspelling (difflib's ratio)."""
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables ``DSEC_...`` that mean nothing to us, with the one that each was probably meant to be."""
+    known = [*(row.variable for row in SETTINGS), *OTHER_VARIABLES]
+    names = [name for name in environment if name.startswith("DSEC_") and not name.startswith(_OTHER_PREFIXES)]
+    return {
+        name: next(iter(get_close_matches(name, known, n=1, cutoff=_ALIKE)), None)
+        for name in sorted(names)
+        if name not in known
+    }
+
+
 def environment_values(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts that the environment sets, by field name."""
+    """Return the texts that the environment sets, by field name.
+
+    Raises:
+        InvalidRequestError: a variable looks like one of ours and is misspelt: it would be a default in silence.
+    """
+    for name, meant in unknown_variables(environment).items():
+        if meant is not None:
+            raise InvalidRequestError(
+                f"the environment sets {name}, which DSec does not know", resolution=f"did you mean {meant}?"
+            )
     return {row.name: environment[row.variable] for row in SETTINGS if environment.get(row.variable)}
 
 

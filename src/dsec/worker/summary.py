@@ -143,6 +143,16 @@ def summarise(
 
 def exit_code(summary: Summary, *, expect: Outcome | None = None) -> int:
     """Return 0 when every planned attempt has a verdict (and, with `expect`, that one), else 1."""
+    return 1 if shortfall(summary, expect=expect) else 0
+
+
+def shortfall(summary: Summary, *, expect: Outcome | None = None) -> str:
+    """Say what keeps a rollout from having come to what was expected; empty: nothing does."""
+    planned = summary.attempts_planned
     finished = sum(count for name, count in summary.outcomes.items() if Outcome(name).is_verdict)
-    wanted = summary.outcomes[expect.value] if expect else finished
-    return 0 if wanted == summary.attempts_planned else 1
+    if expect is not None and summary.outcomes[expect.value] != planned:
+        count = summary.outcomes[expect.value]
+        return f"not as expected: {count} of {planned} attempts {expect.value}, all were expected to (--expect)"
+    if finished != planned:
+        return f"{planned - finished} of {planned} attempts have no verdict"
+    return ""

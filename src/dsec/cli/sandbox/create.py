@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from dsec.cli.context import Options, pass_options
-from dsec.cli.output import print_json
+from dsec.cli.output import note, print_json
 from dsec.cli.parameters import duration, duration_or_none, finite, json_option, pairs_option, size
-from dsec.model.sandbox import ExpiryAction, Lifetime, Network, QosClass, Resources, SandboxSpec
-from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S
+from dsec.model.node import limits_beyond
+from dsec.model.sandbox import ExpiryAction, Lifetime, Network, QosClass, Resources, SandboxInfo, SandboxSpec
+from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, SandboxService
 
 
 @click.command(name="create")
@@ -40,7 +41,14 @@ from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S
 def create(options: Options, /, as_json: bool, sandbox_id: str | None, timeout: float, **given: Any) -> None:
     """Create a sandbox from IMAGE (default: python) and print its id."""
     wanted = spec(**given)
-    info = options.run(lambda service: service.create(wanted, sandbox_id=sandbox_id, timeout_s=timeout))
+
+    async def act(service: SandboxService) -> tuple[SandboxInfo, list[str]]:
+        info = await service.create(wanted, sandbox_id=sandbox_id, timeout_s=timeout)
+        return info, list(limits_beyond(wanted.resources, await service.node()))
+
+    info, warnings = options.run(act)
+    for line in warnings:
+        note(f"note: {line}")
     if as_json:
         print_json(info)
     else:
