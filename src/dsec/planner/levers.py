@@ -26,7 +26,7 @@ from dsec.planner.workload import Workload
 MOST_OPTIONS = 5
 _LARGEST = 8.0
 _POINTS = 4
-_BISECTIONS = 10
+_BISECTIONS = 13
 _THOUSAND = 1000.0
 _CHANGED = 1e-9
 

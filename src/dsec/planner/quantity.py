@@ -157,8 +157,9 @@ def base_text(dimension: Dimension) -> str:
 def show(value: float, dimension: Dimension = PURE, unit: str | None = None, *, digits: int = 6) -> str:
     """Return a quantity as people read it."""
     unit = shown_unit(value, dimension) if unit is None else unit
-    number = f"{in_unit(value, unit):,.{digits}g}" if abs(in_unit(value, unit)) < 1e9 else f"{in_unit(value, unit):g}"
-    return f"{number} {unit}".strip()
+    number = in_unit(value, unit)
+    text = f"{number:,.{digits}g}" if abs(number) < 1e9 else f"{number:.{digits}g}"
+    return f"{text} {unit}".strip()
 
 
 assert len(_POWERS) == len(BASE_UNITS)

@@ -155,10 +155,12 @@ def trace(decision: Decision, combination: Combination, table: Table) -> Iterato
         "model_cost": _mean(names, "model_cost", row.model_usd, MONEY, by_class, workload),
     }  # fmt: skip
     yield from means.values()
-    yield from _time_figures(workload, table, names, means)
+    times = {figure.name.rpartition(".")[2]: figure for figure in _time_figures(workload, table, names, means)}
+    yield from times.values()
     needs = dict(_need_figures(workload, row, table, names, means))
     yield from needs.values()
     yield from _load_figures(workload, combination, table, names, needs)
+    means |= {"memory_time_waiting": needs["memory_time_waiting"], "share_in_time": times["share_in_time"]}
     yield from _cost_figures(workload, combination, table, host, names, means)
 
 
@@ -370,6 +372,8 @@ def _cost_figures(
         if price is not None:
             terms.append(f"{mean} * {label}" if mean == "cpu_time" else f"({mean} + {mean}_waiting) * {label}")
             inputs |= {mean: means[mean], label: price}
+            if mean == "memory_time":
+                inputs["memory_time_waiting"] = means["memory_time_waiting"]
     if host.price is not None:
         terms.append("hosts * host_price / rate")
         inputs |= {"hosts": count("hosts", combination.hosts, host.count.place), "host_price": host.price, "rate": rate}
@@ -386,11 +390,9 @@ def _cost_figures(
     )  # fmt: skip
     yield cost
     if combination.usd_per_thousand_in_time is not None:
-        share = Figure(name=f"{names.prefix}.share_in_time", value=float(table.share_in_time[0]), unit="%",
-                       formula="sum of share * quality * P(path + waits <= deadline)")  # fmt: skip
         yield names.make(
             "cost_per_thousand_in_time", combination.usd_per_thousand_in_time, MONEY,
-            "cost_per_thousand / share_in_time", {"cost_per_thousand": cost, "share_in_time": share},
+            "cost_per_thousand / share_in_time", {"cost_per_thousand": cost, "share_in_time": means["share_in_time"]},
             "the chapter, section 11.5.2",
         )  # fmt: skip
 
