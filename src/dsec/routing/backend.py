@@ -102,6 +102,7 @@ class Backend(Value, frozen=True):
         prices: by the token; None: not sold by the token.
         reserved_usd_per_h: price of the whole backend for an hour, for one that is paid by time.
         success: probability that an answer passes the caller's acceptance rule.
+        thinking_tokens: that the model usually spends on a call before it answers.
         cache: how it keeps prefixes; None: it keeps none.
     """
 
@@ -118,6 +119,7 @@ class Backend(Value, frozen=True):
     prices: TokenPrices | None = None
     reserved_usd_per_h: float | None = None
     success: float = 1.0
+    thinking_tokens: int = 0
     cache: PrefixCache | None = PrefixCache()
 
     def __post_init__(self) -> None:
@@ -137,6 +139,7 @@ class Backend(Value, frozen=True):
             check_not_negative("reserved_usd_per_h", self.reserved_usd_per_h, "USD/h")
         if not 0 < self.success <= 1:
             raise _wrong("success", self.success, "a probability above 0 and at most 1")
+        check_count("thinking_tokens", self.thinking_tokens, minimum=0)
         self._check_pace()
 
     def _check_pace(self) -> None:

@@ -32,8 +32,8 @@ _FEW = 4
 Entry = tuple[float, float, int, int, BackendState]
 """Network + queue, load, rank, bit, state: the first three order a lane."""
 
-Best = tuple[float, float, float, int, int, BackendState]
-"""Time to first token, network + queue, load, rank, tokens of the prompt in the cache, state."""
+Best = tuple[float, Entry, int]
+"""Time to first token, the backend's entry, tokens of the prompt in its cache; the first two order."""
 
 
 class _Lane:
@@ -86,9 +86,10 @@ class Group:
 
     def update(self, state: BackendState, now_s: float) -> None:
         """Take in that a backend changed."""
+        state.refresh()
         backend = state.backend
         entry: Entry = (backend.network_s + state.queue_s, state.load, state.rank, state.bit, state)
-        number = state.bit.bit_length() - 1
+        number = state.number
         lane = self._lane(state)
         if (place := self._places[number]) is not None:
             old_lane, old = place
@@ -124,7 +125,7 @@ class Group:
         mask = self._open
         for name in request.excluded:
             mask &= ~self._bits.get(name, 0)
-        if request.bound_tokens > self._least_context:
+        if self._least_context < math.inf and request.bound_tokens > self._least_context:
             for state in self.states:
                 if request.bound_tokens > _context(state.backend):
                     mask &= ~state.bit
@@ -135,14 +136,32 @@ class Group:
         best: Best | None = None
         for lane in self._lanes.values():
             members = lane.members & mask
-            if not members:
+            if members:
+                best = self._first_of(lane, request, now_s, members, levels, best)
+        return best
+
+    def _first_of(
+        self, lane: _Lane, request: RouteRequest, now_s: float, members: int, levels: list[Level], best: Best | None
+    ) -> Best | None:
+        """Return the better of `best` and the best of a lane. The sums are those of `dsec.routing.predict`."""
+        share, prefill_s, whole = lane.hit_share, lane.backend.prefill_s, request.input_tokens
+        miss_s = prefill_s(whole, 0)
+        for blocks, holders in levels:
+            if not (among := holders & members):
                 continue
-            if lane.hit_share:
-                for blocks, holders in levels:
-                    tokens = _tokens(blocks, request)
-                    if holders & members and tokens >= lane.minimum_tokens:
-                        best = self._better(request, now_s, lane, holders & members, tokens, best)
-            best = self._better(request, now_s, lane, members, 0, best)
+            tokens = _tokens(blocks, request)
+            if tokens < lane.minimum_tokens or (entry := self._first_entry(request, now_s, lane, among)) is None:
+                continue
+            base_s = entry[0]
+            first_s = share * (base_s + prefill_s(whole, tokens)) + (1 - share) * (base_s + miss_s)
+            if best is None or is_better(first_s, entry, best):
+                best = (first_s, entry, tokens)
+            if entry is lane.entries[0]:
+                return best  # None of the lane is as free, so that none that holds less can be better.
+        if (entry := self._first_entry(request, now_s, lane, members)) is not None:
+            first_s = entry[0] + miss_s
+            if best is None or is_better(first_s, entry, best):
+                best = (first_s, entry, 0)
         return best
 
     def admits(self, state: BackendState, request: RouteRequest, now_s: float) -> bool:
@@ -151,23 +170,20 @@ class Group:
 
     def at(self, request: RouteRequest, state: BackendState, tokens: int) -> Best:
         """Return what a call would meet at one backend."""
-        return _met(
-            request, (state.backend.network_s + state.queue_s, state.load, state.rank, state.bit, state), tokens
-        )
-
-    def _better(
-        self, request: RouteRequest, now_s: float, lane: _Lane, mask: int, tokens: int, best: Best | None
-    ) -> Best | None:
-        entry = self._first_entry(request, now_s, lane, mask)
-        if entry is None:
-            return best
-        found = _met(request, entry, tokens)
-        return found if best is None or found[:4] < best[:4] else best
+        place = self._places[state.number]
+        assert place is not None
+        base_s, prefill_s = place[1][0], state.backend.prefill_s
+        first_s = base_s + prefill_s(request.input_tokens, 0)
+        if tokens:
+            first_s = mixed(state.hit_share, base_s + prefill_s(request.input_tokens, tokens), first_s)
+        return first_s, place[1], tokens
 
     def _first_entry(self, request: RouteRequest, now_s: float, lane: _Lane, mask: int) -> Entry | None:
         """Return the first of a lane that is in the mask and has room in its minute."""
         limited = self._limited & mask
         if mask.bit_count() > _FEW:
+            if not limited:
+                return next(entry for entry in lane.entries if entry[3] & mask)
             for entry in lane.entries:
                 if entry[3] & mask and not (entry[3] & limited and not self.admits(entry[4], request, now_s)):
                     return entry
@@ -198,19 +214,15 @@ class Group:
             self.update(state, now_s)
 
 
-def _met(request: RouteRequest, entry: Entry, tokens: int) -> Best:
-    """Return when the answer begins; the same sums as `dsec.routing.predict`, in the same order."""
-    base_s, load, rank, _, state = entry
-    miss_s = base_s + state.backend.prefill_s(request.input_tokens, 0)
-    if not tokens:
-        return miss_s, base_s, load, rank, 0, state
-    hit_s = base_s + state.backend.prefill_s(request.input_tokens, tokens)
-    return mixed(state.hit_share, hit_s, miss_s), base_s, load, rank, tokens, state
+def is_better(first_s: float, entry: Entry, best: Best) -> bool:
+    """Say whether an answer that begins in `first_s` at this backend is better than the best so far."""
+    return first_s < best[0] or (first_s == best[0] and entry < best[1])
 
 
 def _tokens(blocks: int, request: RouteRequest) -> int:
     """Return how many tokens so many blocks of the prompt are; its last token is never found in a cache."""
-    return min(request.input_tokens * blocks // len(request.blocks), request.input_tokens - 1)
+    tokens = request.input_tokens
+    return max(tokens - 1, 0) if blocks == len(request.blocks) else tokens * blocks // len(request.blocks)
 
 
 def _capacity(backend: Backend, policy: RoutingPolicy) -> int:

@@ -71,7 +71,8 @@ def _way(request: RouteRequest, view: BackendView, queue_s: float, cached: int) 
     beside = view.running + view.waiting + 1
     calls = beside if backend.limits.slots is None else min(beside, backend.limits.slots)
     generation_s = model_service.call_time_s(
-        output_tokens=request.output_tokens, pace_s_per_token=backend.s_per_token(calls)
+        output_tokens=request.output_tokens + request.thinking(backend.thinking_tokens),
+        pace_s_per_token=backend.s_per_token(calls),
     )
     return _Way(
         prefill_s=prefill_s,
@@ -103,6 +104,7 @@ def _call_usd(request: RouteRequest, backend: Backend, cached: int, hold_s: floa
             input_tokens=new - written,
             cache_write_tokens=written,
             cache_read_tokens=read,
+            thinking_tokens=request.thinking(backend.thinking_tokens),
             visible_tokens=request.output_tokens,
         ).total_usd
     if backend.reserved_usd_per_h is not None:

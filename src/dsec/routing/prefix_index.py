@@ -24,7 +24,6 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
 
 Blocks = tuple[int, ...]
 
@@ -32,16 +31,8 @@ _SPARE_PLACES = 64
 """How many places of claims that are gone a queue keeps, beside twice the claims, before they are swept out."""
 
 
-class Level(NamedTuple):
-    """Backends that hold a prefix.
-
-    Attributes:
-        blocks: length of the prefix.
-        holders: its holders, one bit each.
-    """
-
-    blocks: int
-    holders: int
+Level = tuple[int, int]
+"""Length of a prefix in blocks, and the backends that hold it, one bit each."""
 
 
 class _Claim:
@@ -49,15 +40,17 @@ class _Claim:
 
     Attributes:
         node: the node.
-        used_s: when it was last used.
+        used: which use of the index was its last.
+        used_s: when that was.
         below: how many of the node's children the backend holds, too; only a claim without any can go.
         queued: whether it stands in the backend's queue of claims that can go.
     """
 
-    __slots__ = ("below", "node", "queued", "used_s")
+    __slots__ = ("below", "node", "queued", "used", "used_s")
 
-    def __init__(self, node: _Node, used_s: float) -> None:
+    def __init__(self, node: _Node, used: int, used_s: float) -> None:
         self.node = node
+        self.used = used
         self.used_s = used_s
         self.below = 0
         self.queued = False
@@ -94,7 +87,7 @@ class _Holder:
         self.lifetime_s = lifetime_s
         self.blocks = 0
         self.claims = 0
-        self.queue: list[tuple[float, int, _Claim]] = []
+        self.queue: list[tuple[int, int, _Claim]] = []
 
 
 def _common(label: Blocks, blocks: Blocks, at: int) -> int:
@@ -126,6 +119,7 @@ class PrefixIndex:
         self._root = _Node((), None)
         self._numbers = count()
         self._now_s = -math.inf
+        self._uses = 0
         self._expires_s = math.inf
 
     def blocks(self, backend: int) -> int:
@@ -140,32 +134,34 @@ class PrefixIndex:
         if now_s >= self._expires_s:
             self._expire(now_s)
         levels: list[Level] = []
-        node, at, holders = self._root, 0, -1
-        while at < len(blocks):
-            child = node.children.get(blocks[at])
+        children, at, holders, whole = self._root.children, 0, 0, len(blocks)
+        while at < whole:
+            child = children.get(blocks[at])
             if child is None:
                 break
             if child.holders != holders:
                 if at:
-                    levels.append(Level(at, holders))
+                    levels.append((at, holders))
                 holders = child.holders
-            common = _common(child.label, blocks, at)
-            at += common
-            if common < len(child.label):
+            label = child.label
+            end = at + len(label)
+            if blocks[at:end] != label:
+                at += _common(label, blocks, at)
                 break
-            node = child
+            at, children = end, child.children
         if at:
-            levels.append(Level(at, holders))
+            levels.append((at, holders))
         levels.reverse()
         return levels
 
     def held(self, blocks: Blocks, backend: int, now_s: float) -> int:
         """Return how many blocks of a prompt a backend holds."""
-        return next((level.blocks for level in self.match(blocks, now_s) if level.holders >> backend & 1), 0)
+        return next((length for length, holders in self.match(blocks, now_s) if holders >> backend & 1), 0)
 
     def insert(self, blocks: Blocks, backend: int, now_s: float) -> None:
         """Remember that a prompt was sent to a backend, which now holds as much of it as fits."""
         now_s = self._now_s = max(now_s, self._now_s)
+        self._uses += 1
         holder = self._holders[backend]
         blocks = blocks[: holder.capacity]
         if not blocks:
@@ -223,9 +219,9 @@ class PrefixIndex:
     def _claim(self, node: _Node, backend: int, now_s: float) -> None:
         claim = node.claims.get(backend)
         if claim is not None:
-            claim.used_s = now_s
+            claim.used, claim.used_s = self._uses, now_s
             return
-        claim = node.claims[backend] = _Claim(node, now_s)
+        claim = node.claims[backend] = _Claim(node, self._uses, now_s)
         node.holders |= 1 << backend
         self._holders[backend].blocks += len(node.label)
         self._holders[backend].claims += 1
@@ -243,7 +239,7 @@ class PrefixIndex:
         upper.children[node.label[0]] = node
         upper.holders = node.holders
         for backend, claim in node.claims.items():
-            above = upper.claims[backend] = _Claim(upper, claim.used_s)
+            above = upper.claims[backend] = _Claim(upper, claim.used, claim.used_s)
             above.below = 1
             self._holders[backend].claims += 1
         return upper
@@ -255,7 +251,7 @@ class PrefixIndex:
             return
         claim.queued = True
         holder = self._holders[backend]
-        heapq.heappush(holder.queue, (claim.used_s, next(self._numbers), claim))
+        heapq.heappush(holder.queue, (claim.used, next(self._numbers), claim))
         if len(holder.queue) > _SPARE_PLACES + 2 * holder.claims:
             holder.queue = [place for place in holder.queue if place[2].node.claims.get(backend) is place[2]]
             heapq.heapify(holder.queue)
@@ -268,12 +264,12 @@ class PrefixIndex:
         """
         queue = self._holders[backend].queue
         while queue:
-            used_s, _, claim = queue[0]
+            used, _, claim = queue[0]
             if claim.below or claim.node.claims.get(backend) is not claim:
                 heapq.heappop(queue)
                 claim.queued = False
-            elif claim.used_s > used_s:
-                heapq.heapreplace(queue, (claim.used_s, next(self._numbers), claim))
+            elif claim.used > used:
+                heapq.heapreplace(queue, (claim.used, next(self._numbers), claim))
             else:
                 return claim
         return None

@@ -24,8 +24,9 @@ class RouteRequest(Value, frozen=True):
         model: the name that the caller gave: a model group, or a route that stands for several.
         blocks: fingerprints of the prompt's prefixes, block by block (`dsec.routing.blocks.prefix_blocks`).
         input_tokens: of the whole prompt.
-        output_tokens: expected, thinking among it; what the call is likely to use, not what it may use.
-        maximum_output_tokens: what it may use; counts for the context and the limit of tokens. 0: as expected.
+        output_tokens: the answer's expected length, without thinking.
+        thinking_tokens: thinking that it is allowed; None: as much as the model likes.
+        maximum_output_tokens: output that it may use; counts for the context and the limit of tokens. 0: as expected.
         cacheable_tokens: input that the caller asks to be kept; it is paid as a cache write where it was not found.
         project: whose call it is.
         episode: calls of one episode like to stay on one backend; empty: none.
@@ -39,6 +40,7 @@ class RouteRequest(Value, frozen=True):
     blocks: tuple[int, ...] = ()
     input_tokens: int = 0
     output_tokens: int = 0
+    thinking_tokens: int | None = None
     maximum_output_tokens: int = 0
     cacheable_tokens: int = 0
     project: str = ""
@@ -54,6 +56,10 @@ class RouteRequest(Value, frozen=True):
                 raise InvalidRequestError(
                     f"{name} is {getattr(self, name)}", resolution=f"give {name} as a whole number of at least 0"
                 )
+        if self.thinking_tokens is not None and self.thinking_tokens < 0:
+            raise InvalidRequestError(
+                f"thinking_tokens is {self.thinking_tokens}", resolution="give a whole number of at least 0"
+            )
         if self.complete_within_s is not None and not (
             math.isfinite(self.complete_within_s) and self.complete_within_s > 0
         ):
@@ -69,3 +75,7 @@ class RouteRequest(Value, frozen=True):
     def bound_tokens(self) -> int:
         """Tokens that the call may use at most, input and output."""
         return self.input_tokens + max(self.output_tokens, self.maximum_output_tokens)
+
+    def thinking(self, usual_tokens: int) -> int:
+        """Return how much thinking to expect of a model that usually spends so much."""
+        return usual_tokens if self.thinking_tokens is None else min(usual_tokens, self.thinking_tokens)

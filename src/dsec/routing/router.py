@@ -25,7 +25,7 @@ from dsec.model.value import Value
 from dsec.routing.backend import Backend
 from dsec.routing.choice import Choice, Reason, Refusal, Verdict, Why
 from dsec.routing.choose import choose, refusal, refused_by
-from dsec.routing.group import Best, Group
+from dsec.routing.group import Best, Group, is_better
 from dsec.routing.policy import RoutingPolicy
 from dsec.routing.prefix_index import Level
 from dsec.routing.request import Objective, RouteRequest
@@ -139,15 +139,15 @@ class Router:
             mask = group.candidates(request, now_s)
             levels = group.index.match(request.blocks, now_s) if request.blocks else []
             found = group.first(request, now_s, mask, levels) if mask else None
-            if found is not None and (best is None or found[:4] < best[:4]):
+            if found is not None and (best is None or is_better(found[0], found[1], best)):
                 best = found
             if home is not None and home.backend.group == group.name and home.bit & mask:
                 stay = self._at_home(request, group, home, levels, now_s)
         if best is None:
             return self._closed(request, groups, now_s)
-        if stay is not None and stay[5] is not best[5] and stay[0] <= best[0] + self.policy.sticky_s:
+        if stay is not None and stay[1] is not best[1] and stay[0] <= best[0] + self.policy.sticky_s:
             return _choice(stay, Reason.STICKY)
-        return _choice(best, Reason.CACHED if best[4] else Reason.SHORTEST)
+        return _choice(best, Reason.CACHED if best[2] else Reason.SHORTEST)
 
     def explain(self, request: RouteRequest, now_s: float) -> Choice | Refusal:
         """Make the same decision and say of every candidate why it was or was not taken."""
@@ -215,7 +215,7 @@ class Router:
             assigned_s=now_s,
         )
         state.assign(call, _hold_s(request, state.backend, choice.hit_tokens))
-        group.index.insert(request.blocks, state.bit.bit_length() - 1, now_s)
+        group.index.insert(request.blocks, state.number, now_s)
         group.update(state, now_s)
         if request.episode:
             self._settle(request.episode, choice.backend)
@@ -277,7 +277,7 @@ class Router:
     def restarted(self, backend: str) -> None:
         """Take in that a backend was started anew: its cache is empty."""
         state = self._state(backend)
-        self._groups[state.backend.group].index.drop(state.bit.bit_length() - 1)
+        self._groups[state.backend.group].index.drop(state.number)
 
     def _learn(self, call: Assignment, usage: Usage, now_s: float) -> None:
         state = call.state
@@ -289,7 +289,7 @@ class Router:
         held = round(usage.cache_read.tokens * len(call.blocks) / call.input_tokens)
         believed = call.hit_tokens * len(call.blocks) // call.input_tokens
         if held < _CONTRADICTION * believed:
-            index, number = self._groups[state.backend.group].index, state.bit.bit_length() - 1
+            index, number = self._groups[state.backend.group].index, state.number
             index.correct(call.blocks, number, held)
             index.insert(call.blocks, number, now_s)
 
@@ -332,8 +332,8 @@ class Router:
 
 
 def _choice(best: Best, reason: Reason) -> Choice:
-    first_token_s, base_s, _, _, tokens, state = best
-    del base_s
+    first_token_s, entry, tokens = best
+    state = entry[4]
     return Choice(
         backend=state.backend.name,
         group=state.backend.group,
@@ -347,7 +347,8 @@ def _choice(best: Best, reason: Reason) -> Choice:
 def _hold_s(request: RouteRequest, backend: Backend, hit_tokens: int) -> float:
     """Return how long a call should hold a slot with all slots taken; the first guess until calls have ended."""
     pace = backend.s_per_token(backend.limits.slots or 1)
-    return backend.prefill_s(request.input_tokens, hit_tokens) + request.output_tokens * pace
+    tokens = request.output_tokens + request.thinking(backend.thinking_tokens)
+    return backend.prefill_s(request.input_tokens, hit_tokens) + tokens * pace
 
 
 def _check_open(call: Assignment, *, started: bool) -> None:

@@ -66,11 +66,16 @@ class BackendState:
     Attributes:
         backend: what is declared.
         rank: its place among all backends.
-        bit: its bit among the backends of its group.
+        number: its place in its group.
+        bit: the same as a bit.
         running, waiting: calls there.
         hold_s: mean time that a call holds a slot; 0 until one was expected or seen.
         reported_queue_s: queue inside of the backend.
         hits: share of predicted hits that were real.
+        hit_share: the same in the steps in which it is used; never 0, since a backend of which no hit was expected
+            could never show that it has changed.
+        queue_s: predicted wait of the next call.
+        load: calls there over its slots.
         requests, tokens: of the limits per minute.
         failures: in a row.
         pauses: in a row.
@@ -87,10 +92,14 @@ class BackendState:
         "bit",
         "error_s",
         "failures",
+        "hit_share",
         "hits",
         "hold_s",
+        "load",
+        "number",
         "paused_until_s",
         "pauses",
+        "queue_s",
         "rank",
         "reported_queue_s",
         "requests",
@@ -104,6 +113,7 @@ class BackendState:
     def __init__(self, backend: Backend, rank: int, number: int, policy: RoutingPolicy) -> None:
         self.backend = backend
         self.rank = rank
+        self.number = number
         self.bit = 1 << number
         self.running = self.waiting = 0
         self.hold_s = self.reported_queue_s = 0.0
@@ -116,29 +126,18 @@ class BackendState:
         self.begun = 0
         self.error_s = 0.0
         self._policy = policy
+        self.refresh()
 
-    @property
-    def hit_share(self) -> float:
-        """The share of hits, in the steps in which it is used.
-
-        It is never 0: a backend of which no hit was expected could never show that it has changed.
-        """
-        return max(round(self.hits * _HIT_STEPS), 1) / _HIT_STEPS
-
-    @property
-    def queue_s(self) -> float:
-        """Predicted wait of the next call."""
-        return queue_time_s(
+    def refresh(self) -> None:
+        """Bring the figures up to date that decisions use, after a change."""
+        self.hit_share = max(round(self.hits * _HIT_STEPS), 1) / _HIT_STEPS
+        self.queue_s = queue_time_s(
             slots=self.backend.limits.slots,
             calls=self.running + self.waiting,
             hold_s=self.hold_s,
             reported_queue_s=self.reported_queue_s,
         )
-
-    @property
-    def load(self) -> float:
-        """Calls there over its slots."""
-        return (self.running + self.waiting) / (self.backend.limits.slots or 1)
+        self.load = (self.running + self.waiting) / (self.backend.limits.slots or 1)
 
     @property
     def is_full(self) -> bool:
