@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import anyio
+import httpx2
 import pytest
 
-from dsec.base.errors import CapabilityMissingError, InvalidRequestError, NotFoundError
+from dsec.base.errors import CapabilityMissingError, HostOutOfMemoryError, InvalidRequestError, NotFoundError
 from dsec.model.event import EventKind
 from dsec.model.pool import PoolChange
 from dsec.model.sandbox import SandboxSpec
@@ -13,6 +14,7 @@ from dsec.node.node import Node
 from dsec.sdk.http import HttpService
 from dsec.sdk.pools import pools_of
 from dsec.service.port import SandboxService
+from dsec.testing.memory_node import FakeHost
 
 pytestmark = pytest.mark.anyio
 
@@ -41,6 +43,20 @@ async def test_errors_travel_with_their_names(service: HttpService) -> None:
         await pools.set_pool(SandboxSpec(), PoolChange(floor=-1))
     with pytest.raises(NotFoundError, match="no pool 'x y'"):
         await pools.remove_pool("x y")
+
+
+async def test_a_refusal_says_when_to_ask_again_in_header_and_error(
+    service: HttpService, node: Node, http: httpx2.AsyncClient
+) -> None:
+    host = node._core.parts.host
+    assert isinstance(host, FakeHost)
+    host.memory_bytes = 1
+    with pytest.raises(HostOutOfMemoryError, match="1 B of memory left") as refused:
+        await service.create(SandboxSpec())
+    assert refused.value.retry_after_s == 5.0
+    answer = await http.post("/v1/sandboxes", json={"spec": {}})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert answer.json()["retry_after_s"] == 5.0
 
 
 async def test_a_service_without_pools_says_so() -> None:

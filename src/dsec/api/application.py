@@ -8,6 +8,7 @@ application adds two middlewares, a regular expression per route and a Request o
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -283,6 +284,8 @@ class Application:
         """Say what went wrong: as a status, as the last event, or (octets under way) by breaking off."""
         with anyio.move_on_after(ERROR_SEND_S):
             if not response.started:
+                if error.retry_after_s is not None:
+                    headers = (*headers, (b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
                 data = wire.encode(wire.error_body(error), msgpack=response.msgpack)
                 await response.whole(status, data, _content_type(response.msgpack), *headers)
             elif response.events:

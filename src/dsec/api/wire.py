@@ -46,12 +46,14 @@ STDIN_LIMIT_BYTES = 8 << 20
 
 
 class ErrorBody(Value, frozen=True):
-    """An error as it travels. `code` is one of the registered codes of `dsec.base.errors`."""
+    """An error as it travels. `code` is a registered code of `dsec.base.errors`; `retry_after_s` also stands in the
+    header ``retry-after`` too."""
 
     code: str
     brief: str
     detail: str = ""
     resolution: str = ""
+    retry_after_s: float | None = None
 
 
 class Health(Value, frozen=True):
@@ -219,7 +221,13 @@ def error_body(error: DsecError) -> ErrorBody:
     """Return what travels of an error: only a registered code with its own words, anything else as `internal`."""
     if error.code not in error_types() or error.code == DsecError.code:
         return INTERNAL_ERROR
-    return ErrorBody(code=error.code, brief=error.brief, detail=error.detail, resolution=error.resolution)
+    return ErrorBody(
+        code=error.code,
+        brief=error.brief,
+        detail=error.detail,
+        resolution=error.resolution,
+        retry_after_s=error.retry_after_s,
+    )
 
 
 INTERNAL_ERROR = ErrorBody(
@@ -235,7 +243,10 @@ def error_event(error: DsecError) -> ErrorEvent:
 
 def raise_error(body: ErrorBody | ErrorEvent) -> DsecError:
     """Rebuild the error that travelled."""
-    return error_from_code(body.code, body.brief, detail=body.detail, resolution=body.resolution)
+    error = error_from_code(body.code, body.brief, detail=body.detail, resolution=body.resolution)
+    if isinstance(body, ErrorBody):
+        error.retry_after_s = body.retry_after_s
+    return error
 
 
 def encode_event(event: Any, *, msgpack: bool) -> bytes:

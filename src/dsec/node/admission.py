@@ -54,12 +54,14 @@ class NodeAdmission:
 
 def refusal_error(refusal: Refusal) -> DsecError:
     """Return the error that tells of a refusal."""
-    return error_from_code(
+    error = error_from_code(
         refusal.code,
         refusal.brief,
         detail=f"{refusal.gauge} is {refusal.measured:g}, the threshold is {refusal.threshold:g}",
         resolution=refusal.resolution,
     )
+    error.retry_after_s = refusal.retry_after_s
+    return error
 
 
 def admission_policy(settings: NodeSettings) -> AdmissionPolicy:

@@ -206,6 +206,7 @@ class LivePool:
         waiter = self._waiters[action.task]
         again = "" if action.retry_after_s is None else f"ask again in {action.retry_after_s:.0f} s"
         waiter.error = error_from_code(action.code, action.reason, resolution=again)
+        waiter.error.retry_after_s = action.retry_after_s
         waiter.told.set()
 
     def _warn(self, action: actions.Warn) -> None:
