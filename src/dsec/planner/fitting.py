@@ -133,7 +133,7 @@ def fit_run(results: Iterable[AttemptResult]) -> RunFit:
         attempts=len(used),
         left_out=len(every) - len(used),
         span_s=span_s,
-        rate=_rate(len(used), span_s),
+        rate=_rate(used),
         in_flight=sum(result.duration_s for result in used) / span_s,
         attempt_p95_s=_percentile([result.duration_s - _stage_s(result, Stage.WAIT) for result in used]),
         groups=tuple(_group(name, group, len(used)) for name, group in _groups(used)),
@@ -144,11 +144,19 @@ def _percentile(values: Sequence[float]) -> float:
     return sorted(values)[math.ceil(0.95 * len(values)) - 1]
 
 
-def _rate(count: int, span_s: float) -> Interval:
-    numeric()
-    from scipy.stats import chi2
+def _rate(results: Sequence[AttemptResult]) -> Interval:
+    """Return how often an attempt begins.
 
-    low, high = chi2.ppf(0.025, 2 * count) / 2, chi2.ppf(0.975, 2 * count + 2) / 2
+    The first of each lane is left out: they all begin with the run, and say nothing about its pace.
+    """
+    numeric()
+    from scipy.special import gammaincinv
+
+    starts = [result.started_at_s for result in results]
+    count, span_s = len(results) - len({result.lane for result in results}), max(starts) - min(starts)
+    if count < 1 or span_s <= 0:
+        count, span_s = len(results), max(result.started_at_s + result.duration_s for result in results) - min(starts)
+    low, high = gammaincinv(count, 0.025), gammaincinv(count + 1, 0.975)
     return Interval(
         name="arrivals.rate", middle=count / span_s, low=float(low) / span_s, high=float(high) / span_s, unit="/s",
         count=count, how="Poisson count",

@@ -46,7 +46,7 @@ billing = "tokens"
 prices = { output = "0 USD/Mtoken" }
 
 [host.host]
-count = "1..100000"
+count = "1..10000"
 cpus = "16 CPU"
 memory = "64 GiB"
 price = "1 USD/h"

@@ -12,7 +12,7 @@ from dsec.planner.choice import Choice
 from dsec.planner.outer import Key, numeric
 from dsec.planner.workload import Workload
 
-MOST_LISTED = 200_000
+MOST_LISTED = 50_000
 """Up to here every combination is computed; beyond, what rises and falls with counts is searched by bisection."""
 MOST_ROWS = 20_000
 """Policies times services times sessions: each costs scalar formulas, about 50 microseconds."""
