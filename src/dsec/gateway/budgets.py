@@ -37,6 +37,11 @@ class Account:
     held_tokens: int = 0
     held_usd: float = 0.0
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether tokens or money are limited."""
+        return self.budget.tokens is not None or self.budget.usd is not None
+
     def exhausted(self) -> str:
         """Return which part of the budget is used up, in words; empty: none."""
         budget = self.budget

@@ -15,7 +15,7 @@ from dsec.routing.usage import Usage
 class Outcome(enum.Enum):
     """How an attempt ended."""
 
-    ANSWERED = "answered"  # The whole answer went to the caller.
+    ANSWERED = "answered"  # The backend gave its whole answer.
     REFUSED = "refused"  # The backend refused the call itself, and the caller was told.
     FAILED = "failed"  # It failed; another attempt may have followed.
     CANCELLED = "cancelled"  # The caller went away, or another attempt of the call was quicker.

@@ -12,8 +12,8 @@ BYTES_PER_TOKEN = 4
 """Of text, on average; the gateway has no tokeniser, and corrects itself by what backends report."""
 _ATTACHMENT_TOKENS = 1_500
 _ATTACHMENT = re.compile(rb"[A-Za-z0-9+/=_-]{2048,}")
-_Text = bytes | memoryview
-Members = dict[str, bytes | memoryview]
+_Text = bytes
+Members = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from dsec.base.errors import (
     ModelUnavailableError,
     NotFoundError,
     PermissionDeniedError,
+    RateLimitedError,
     UnauthorizedError,
 )
 
@@ -29,6 +30,7 @@ _WORDS: tuple[tuple[type[DsecError], str, str | None, str, int | None], ...] = (
     (NotFoundError, "invalid_request_error", "model_not_found", "not_found_error", None),
     (BodyTooLargeError, "invalid_request_error", "request_too_large", "request_too_large", None),
     (DeadlineExceededError, "timeout_error", "deadline_exceeded", "timeout_error", None),
+    (RateLimitedError, "rate_limit_error", "rate_limit_exceeded", "rate_limit_error", None),
     (GatewayBusyError, "server_error", "overloaded", "overloaded_error", 529),
     (ModelUnavailableError, "server_error", "overloaded", "overloaded_error", 529),
     (BackendTimeoutError, "server_error", "timeout", "timeout_error", None),

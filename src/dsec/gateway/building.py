@@ -1,0 +1,120 @@
+"""Put a gateway together from its configuration, and take up what its ledger says of the time before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from dsec.base.clock import Clock, SystemClock
+from dsec.base.ids import RandomBytes
+from dsec.costs.token_prices import TokenPrices
+from dsec.gateway.budgets import Accounts
+from dsec.gateway.config import GatewayConfig, Service
+from dsec.gateway.flow import PlainQueue, Turnstile
+from dsec.gateway.key_ring import KeyRing
+from dsec.gateway.keys import KEYS_FILE
+from dsec.gateway.ledger import Ledger, pair_attempts, read_records
+from dsec.gateway.ledger_record import Attempt, Outcome
+from dsec.gateway.line import Line, declared
+from dsec.gateway.proxy import Proxy
+from dsec.gateway.tariff import Tariff
+from dsec.gateway.thinking import ThinkingAllowance
+from dsec.gateway.upstream import Upstream, open_session, read_secret
+from dsec.routing.router import Router
+
+
+@asynccontextmanager
+async def open_proxy(
+    config: GatewayConfig,
+    directory: Path,
+    *,
+    clock: Clock | None = None,
+    environment: Mapping[str, str] | None = None,
+    random_bytes: RandomBytes = os.urandom,
+) -> AsyncIterator[Proxy]:
+    """Open a gateway without its HTTP server; leaving ends its connections and closes its ledger.
+
+    Args:
+        config: the configuration.
+        directory: what relative paths in it start from.
+        clock: instead of the host's.
+        environment: where keys of backends are, instead of the process's.
+        random_bytes: where ids come from.
+
+    Raises:
+        InvalidRequestError: a backend's key is not where the configuration says.
+        StateLockedError: another gateway holds its state directory.
+        StateCorruptedError: its ledger or its keys cannot be read.
+    """
+    clock = clock or SystemClock()
+    secrets = {
+        service.name: read_secret(service, directory, os.environ if environment is None else environment)
+        for service in config.backends
+    }
+    state = directory / config.gateway.state_dir
+    ledger = Ledger(
+        state,
+        clock,
+        segment_bytes=config.gateway.ledger_segment_bytes,
+        sync_interval_s=config.gateway.sync_interval_s,
+    )
+    try:
+        accounts, thinking = Accounts(), ThinkingAllowance()
+        _take_up(ledger, state, accounts, thinking)
+        keys = KeyRing(state / KEYS_FILE, clock, open_to_all=config.gateway.open)
+        async with open_session() as session:
+            lines = {
+                service.name: _line(service, Upstream(service, secrets[service.name], session))
+                for service in config.backends
+            }
+            router = Router(
+                [line.backend for line in lines.values()],
+                routes={name: config.groups(name) for name in config.models},
+            )
+            yield Proxy(config, lines, router, ledger, keys, accounts, thinking, clock=clock, random_bytes=random_bytes)
+    finally:
+        ledger.close()
+
+
+def prices_of(service: Service) -> TokenPrices | None:
+    """Return a backend's prices; None: it is not sold by the token."""
+    written = service.prices
+    if written is None:
+        return None
+    return TokenPrices(
+        input_usd_per_mtoken=written.input_usd_per_mtoken,
+        output_usd_per_mtoken=written.output_usd_per_mtoken,
+        cache_write_usd_per_mtoken=written.cache_write_usd_per_mtoken,
+        cache_read_usd_per_mtoken=written.cache_read_usd_per_mtoken,
+    )
+
+
+def _line(service: Service, upstream: Upstream) -> Line:
+    prices = prices_of(service)
+    return Line(
+        service=service,
+        backend=declared(service, prices),
+        upstream=upstream,
+        turnstile=Turnstile(service.name, service.slots, PlainQueue()),
+        tariff=Tariff(prices, service.reserved_usd_per_h, service.slots),
+    )
+
+
+def _take_up(ledger: Ledger, state: Path, accounts: Accounts, thinking: ThinkingAllowance) -> None:
+    """Book what was spent before, and write an end for what the gateway before this one left open."""
+    for attempt in list(pair_attempts(read_records(state))):
+        _book(attempt, accounts, thinking)
+        if attempt.ended.outcome is Outcome.UNKNOWN:
+            ledger.write(attempt.ended)
+
+
+def _book(attempt: Attempt, accounts: Accounts, thinking: ThinkingAllowance) -> None:
+    began, usage = attempt.began, attempt.ended.usage
+    tokens = usage.input_tokens + usage.output_tokens
+    for kind, name in (("key", began.key), ("project", began.project)):
+        if name:
+            accounts.book(kind, name, tokens=tokens, usd=attempt.ended.cost.total, calls=int(began.number == 1))
+    if began.episode:
+        thinking.book(began.project, began.episode, usage.thinking.tokens)

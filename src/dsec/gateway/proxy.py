@@ -1,0 +1,461 @@
+"""A call's way: choose a backend, try it, and where nothing has reached the caller yet, try again elsewhere.
+
+Two answers are never spliced: from the first byte on the caller has one attempt's answer, and if that breaks off, an
+error in the protocol's own shape ends it. Every attempt is a record, whether or not the caller saw it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import structlog
+
+from dsec.base.clock import Clock
+from dsec.base.errors import (
+    BackendFailedError,
+    BackendTimeoutError,
+    BudgetExhaustedError,
+    DeadlineExceededError,
+    DsecError,
+    GatewayBusyError,
+    InvalidStateError,
+    RateLimitedError,
+)
+from dsec.base.ids import RandomBytes, new_id
+from dsec.gateway.attempt import Attempt
+from dsec.gateway.budgets import Accounts
+from dsec.gateway.call import Call, read_wishes
+from dsec.gateway.config import Api, GatewayConfig
+from dsec.gateway.continuity import Continuity
+from dsec.gateway.failing import AttemptFailedError, RefusedError, ToldError
+from dsec.gateway.fronts.complaint import Complaint
+from dsec.gateway.fronts.front import Front
+from dsec.gateway.interim import RetryPolicy
+from dsec.gateway.json_object import read_object
+from dsec.gateway.key_ring import KeyRing
+from dsec.gateway.keys import check_scope
+from dsec.gateway.ledger import Ledger
+from dsec.gateway.ledger_record import Considered, Cut, Outcome
+from dsec.gateway.line import Line
+from dsec.gateway.thinking import ThinkingAllowance
+from dsec.routing.blocks import prefix_blocks
+from dsec.routing.choice import Candidate, Choice, Refusal, Why
+from dsec.routing.request import RouteRequest
+from dsec.routing.retrying import Again, Failure, FailureKind, Where
+from dsec.routing.router import Router
+
+log = structlog.get_logger(__name__)
+_DECISIONS = 8
+"""How often a call is decided anew when others took its place between decision and assignment."""
+_MOST_WAITING = 10_000
+"""Calls that wait for a minute's limit to open; more are refused."""
+
+
+class Reply(Protocol):
+    """The way back to a caller."""
+
+    async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Send an answer as a whole."""
+
+    async def begin(self, headers: Mapping[str, str]) -> None:
+        """Begin a stream of events."""
+
+    async def write(self, data: bytes) -> None:
+        """Send events; returns when there is room for more."""
+
+    async def end(self) -> None:
+        """End the stream."""
+
+
+class Proxy:
+    """Everything between a parsed request and its answer.
+
+    Args:
+        config: the configuration.
+        lines: the backends, by name.
+        router: knows them.
+        ledger, keys, accounts: of this gateway.
+        clock, random_bytes: where time and ids come from.
+        retries: which failures are tried again.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        lines: Mapping[str, Line],
+        router: Router,
+        ledger: Ledger,
+        keys: KeyRing,
+        accounts: Accounts,
+        thinking: ThinkingAllowance,
+        *,
+        clock: Clock,
+        random_bytes: RandomBytes,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        self.config = config
+        self.lines = lines
+        self.router = router
+        self.ledger = ledger
+        self.keys = keys
+        self.accounts = accounts
+        self.thinking = thinking
+        self.under_way: dict[str, Call] = {}
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._retries = retries or RetryPolicy()
+        self._continuity = Continuity()
+        self._waiting = 0
+        self._mute = {
+            api: frozenset(name for name, line in lines.items() if api not in line.service.spoken) for api in Api
+        }
+        self._explains = {
+            name: sum(line.service.group in config.groups(name) for line in lines.values())
+            <= config.gateway.explained_candidates
+            for name in router.models
+        }
+
+    # -- reading a call -----------------------------------------------------------------------------------------------
+
+    def call_of(self, front: Front, headers: Mapping[str, str], body: bytes) -> Call:
+        """Return a call, checked against its key.
+
+        Raises:
+            DsecError: the key or the body is not in order.
+        """
+        key = self.keys.find(sent_key(headers))
+        asked = front.ask(read_object(body))
+        check_scope(key, asked.model)
+        wishes = read_wishes(headers)
+        model = self.config.model(asked.model)
+        now_s = self._clock.boot_s()
+        limit_s = model.deadline_s if wishes.deadline_s is None else min(wishes.deadline_s, model.deadline_s)
+        call = Call(
+            call_id=new_id("call", self._random_bytes, length=16),
+            front=front,
+            asked=asked,
+            key=key,
+            wishes=wishes,
+            headers=headers,
+            model=model,
+            accounts=(),
+            blocks=prefix_blocks(asked.prompt),
+            began_s=now_s,
+            deadline_s=now_s + limit_s,
+        )
+        project = self.config.projects.get(key.project)
+        call.accounts = (
+            *((self.accounts.find("key", key.key_id, key.budget),) if key.key_id else ()),
+            *((self.accounts.find("project", key.project, project.budget),) if project is not None else ()),
+        )
+        self.thinking.prepare(call, project)
+        return call
+
+    def request(self, call: Call, excluded: frozenset[str] = frozenset()) -> RouteRequest:
+        """Return what routing needs to know of a call."""
+        asked, model = call.asked, call.model
+        expected = model.expected_output_tokens
+        maximum = asked.maximum_output_tokens or 0
+        return RouteRequest(
+            model=asked.model,
+            blocks=call.blocks,
+            input_tokens=asked.input_tokens,
+            output_tokens=min(expected, maximum) if maximum else expected,
+            maximum_output_tokens=maximum,
+            cacheable_tokens=asked.input_tokens if asked.cacheable else 0,
+            project=call.key.project,
+            episode=f"{call.key.project}/{call.wishes.episode}" if call.wishes.episode else "",
+            objective=model.objective,
+            complete_within_s=max(0.001, call.deadline_s - self._clock.boot_s()),
+            required_success=model.required_success,
+            excluded=self._mute[asked.api] | self._continuity.others(asked, self.lines) | excluded,
+        )
+
+    def now_s(self) -> float:
+        """Return the time that routing counts in."""
+        return self._clock.boot_s()
+
+    def statistics(self) -> dict[str, object]:
+        """Return what is known of backends and calls, for people and monitors."""
+        return {"calls_under_way": len(self.under_way), "backends": self.router.statistics(self.now_s())}
+
+    # -- serving a call -----------------------------------------------------------------------------------------------
+
+    async def serve(self, call: Call, reply: Reply) -> None:
+        """Answer a call, or say in its protocol why not. Cancelled, it ends its attempts and its backends' work."""
+        self.under_way[call.call_id] = call
+        try:
+            await self._answer(call, reply)
+        except RefusedError as refused:
+            headers = {**self._headers(call), "x-should-retry": "false", "content-type": "application/json"}
+            await reply.whole(refused.status, headers, refused.body)
+        except ToldError as told:
+            await self.refuse(call.front, told.error, reply, call=call, retry_after_s=told.retry_after_s)
+        except DsecError as error:
+            await self.refuse(call.front, error, reply, call=call)
+        finally:
+            del self.under_way[call.call_id]
+
+    async def refuse(
+        self,
+        front: Front,
+        error: DsecError,
+        reply: Reply,
+        *,
+        call: Call | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """Tell a caller of an error, in its protocol."""
+        complaint = Complaint(error=error, call=call.call_id if call is not None else "")
+        headers = self._headers(call) if call is not None else {}
+        if retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+            headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1000)))
+        if not error.retryable or isinstance(error, DeadlineExceededError):
+            headers["x-should-retry"] = "false"
+        await reply.whole(front.status(complaint), headers, front.error(complaint))
+
+    def _headers(self, call: Call) -> dict[str, str]:
+        headers = {"x-request-id": call.call_id, "request-id": call.call_id, "x-dsec-attempts": str(call.attempts)}
+        if call.tried:
+            headers["x-dsec-backend"] = call.tried[-1]
+        return headers
+
+    async def _answer(self, call: Call, reply: Reply) -> None:
+        failures: list[Failure] = []
+        excluded: frozenset[str] = frozenset()
+        while True:
+            try:
+                async with asyncio.timeout(call.deadline_s - self._clock.boot_s()) as deadline:
+                    attempt = await self._admit(call, excluded)
+                    async with attempt:
+                        try:
+                            first = await attempt.open(attempt.begin(new_id("att", self._random_bytes, length=16)))
+                        except AttemptFailedError as error:
+                            attempt.end(_outcome(error.failure), failure=error.failure)
+                            again = self._again(call, failures, error)
+                            excluded = self._excluded(attempt, again, excluded)
+                        else:
+                            await self._deliver(call, attempt, first, reply, deadline)
+                            return
+                    await asyncio.sleep(again.delay_s)
+            except TimeoutError as error:
+                raise DeadlineExceededError(
+                    f"the call was not answered within {call.deadline_s - call.began_s:g} s",
+                    resolution="allow more time",
+                ) from error
+
+    def _excluded(self, attempt: Attempt, again: Again, excluded: frozenset[str]) -> frozenset[str]:
+        """Return where the next attempt may not go: nowhere it was, unless that leaves nothing."""
+        if again.where is Where.SAME:
+            return excluded
+        return excluded | {attempt.line.service.name}
+
+    def _again(self, call: Call, failures: list[Failure], error: AttemptFailedError) -> Again:
+        """Return how to go on after a failure.
+
+        Raises:
+            RefusedError, DsecError: not at all.
+        """
+        failures.append(error.failure)
+        if call.attempts < call.model.attempts:
+            decision = self._retries.after(
+                failures,
+                now_s=self._clock.boot_s(),
+                deadline_s=call.deadline_s,
+                bits=int.from_bytes(self._random_bytes(8), "big"),
+            )
+            if isinstance(decision, Again):
+                return decision
+        if error.failure.kind in (FailureKind.REFUSED, FailureKind.TOO_LONG) and error.body:
+            raise RefusedError(error.failure.status or 400, error.body)
+        raise ToldError(error_of(failures), error.failure.retry_after_s)
+
+    async def _admit(self, call: Call, excluded: frozenset[str]) -> Attempt:
+        """Choose a backend and wait for a slot there.
+
+        Raises:
+            DsecError: there is none.
+        """
+        for _ in range(_DECISIONS):
+            request = self.request(call, excluded)
+            choice = await self._choose(call, request)
+            try:
+                assignment = self.router.assign(request, choice, self._clock.boot_s())
+            except InvalidStateError:
+                continue  # Another call took the last place since the decision.
+            line = self.lines[choice.backend]
+            attempt = Attempt(
+                call,
+                line,
+                choice,
+                considered_of(choice.candidates),
+                assignment,
+                router=self.router,
+                ledger=self.ledger,
+                clock=self._clock,
+                door=self.config.gateway,
+            )
+            call.tried.append(choice.backend)
+            async with _ended_on_error(attempt):
+                await attempt.wait()
+            return attempt
+        raise GatewayBusyError(f"backends of {call.asked.model!r} fill up faster than calls get there")
+
+    async def _choose(self, call: Call, request: RouteRequest) -> Choice:
+        while True:
+            now_s = self._clock.boot_s()
+            if self._explains.get(request.model):
+                found = self.router.explain(request, now_s)
+            else:
+                found = self.router.decide(request, now_s)
+            if isinstance(found, Choice):
+                return found
+            await self._wait_open(call, found, now_s)
+
+    async def _wait_open(self, call: Call, refusal: Refusal, now_s: float) -> None:
+        """Wait until a limit opens, if that is worth it.
+
+        Raises:
+            DsecError: it is not.
+        """
+        opens_s = refusal.opens_at_s
+        if (
+            not refusal.retryable
+            or opens_s is None
+            or opens_s - now_s > call.model.queue_timeout_s
+            or opens_s > call.deadline_s
+            or self._waiting >= _MOST_WAITING
+        ):
+            hint_s = None if opens_s is None else max(0.0, opens_s - now_s)
+            raise ToldError(_refusal_error(refusal), hint_s)
+        self._waiting += 1
+        try:
+            await asyncio.sleep(max(0.005, opens_s - now_s))
+        finally:
+            self._waiting -= 1
+
+    # -- the answer ---------------------------------------------------------------------------------------------------
+
+    async def _deliver(
+        self, call: Call, attempt: Attempt, first: bytes, reply: Reply, deadline: asyncio.Timeout
+    ) -> None:
+        self._continuity.learn(call.asked, attempt.watcher.seen.answer_id, attempt.line.service.name)
+        if not call.asked.streaming:
+            attempt.end(Outcome.ANSWERED)
+            self.thinking.learn(call, attempt)
+            deadline.reschedule(None)
+            await reply.whole(200, {**self._headers(call), "content-type": "application/json"}, first)
+            return
+        deadline.reschedule(None)
+        await reply.begin(self._headers(call))
+        await self._stream(call, attempt, first, reply)
+        await reply.end()
+
+    async def _stream(self, call: Call, attempt: Attempt, first: bytes, reply: Reply) -> None:
+        """Pass a stream on to its end; whatever ends it, the caller is told in its protocol."""
+        found = first
+        try:
+            async with asyncio.timeout(call.deadline_s - self._clock.boot_s()):
+                while found:
+                    cut = attempt.overdrawn()
+                    await reply.write(found)
+                    if cut is not None:
+                        await self._cut(call, attempt, cut, reply)
+                        return
+                    found = await attempt.next()
+        except AttemptFailedError as error:
+            failure = error.failure
+            attempt.end(_outcome(failure), failure=failure)
+            await self._end_with(call, error_of([failure]), reply)
+        except TimeoutError:
+            attempt.expire()
+            await self._end_with(call, DeadlineExceededError("the deadline passed in the middle of the answer"), reply)
+        else:
+            attempt.end(Outcome.ANSWERED)
+        self.thinking.learn(call, attempt)
+
+    async def _cut(self, call: Call, attempt: Attempt, cut: Cut, reply: Reply) -> None:
+        failure = Failure(kind=FailureKind.CANCELLED, brief=f"cut: {cut.value}")
+        poor = attempt.meter.broke()
+        attempt.end(Outcome.CUT, cut=cut, failure=failure)
+        self.thinking.learn(call, attempt, cut=cut)
+        if cut is Cut.THINKING:
+            await reply.write(attempt.watcher.cut())
+        else:
+            error = poor.error(poor.exhausted()) if poor is not None else BudgetExhaustedError("the budget is used up")
+            await self._end_with(call, error, reply)
+
+    async def _end_with(self, call: Call, error: DsecError, reply: Reply) -> None:
+        await reply.write(call.front.error_event(Complaint(error=error, call=call.call_id)))
+
+
+class _ended_on_error:  # noqa: N801 - It reads as a word.
+    """End an attempt that was never sent when its wait ends badly."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            self._attempt.end(Outcome.CANCELLED)
+
+
+def sent_key(headers: Mapping[str, str]) -> str | None:
+    """Return the key that a caller sent, in either protocol's way."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    return headers.get("x-api-key") or None
+
+
+def considered_of(candidates: Sequence[Candidate]) -> tuple[Considered, ...]:
+    """Return the backends of a decision as the ledger keeps them."""
+    return tuple(
+        Considered(
+            backend=one.backend,
+            verdict=one.verdict.value,
+            why=one.why,
+            queue_s=one.prediction.queue_s,
+            first_token_s=one.prediction.first_token_s,
+            completion_s=one.prediction.completion_s,
+            hit_tokens=one.prediction.hit_tokens,
+            success_usd=one.prediction.success_usd,
+        )
+        for one in candidates
+    )
+
+
+def _outcome(failure: Failure) -> Outcome:
+    refused = failure.kind in (FailureKind.REFUSED, FailureKind.TOO_LONG)
+    return Outcome.REFUSED if refused else Outcome.FAILED
+
+
+def _refusal_error(refusal: Refusal) -> DsecError:
+    if refusal.why is Why.EXCLUDED:
+        return GatewayBusyError(
+            f"no backend of {refusal.model!r} speaks this protocol, or none is left for this call",
+            detail=refusal.detail,
+            resolution="see `dsec gateway explain`",
+        )
+    return refusal.error()
+
+
+def error_of(failures: Sequence[Failure]) -> DsecError:
+    """Return what a caller is told after these failures."""
+    last = failures[-1]
+    detail = "; ".join(failure.brief for failure in failures)
+    tried = f"after {len(failures)} attempts" if len(failures) > 1 else "at the only attempt"
+    kinds = {
+        FailureKind.LIMITED: RateLimitedError,
+        FailureKind.OVERLOADED: GatewayBusyError,
+        FailureKind.SILENT: BackendTimeoutError,
+        FailureKind.STALLED: BackendTimeoutError,
+    }
+    return kinds.get(last.kind, BackendFailedError)(f"the model service failed {tried}: {last.brief}", detail=detail)
