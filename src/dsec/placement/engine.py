@@ -39,7 +39,7 @@ import msgspec
 from dsec.base.errors import InvalidStateError
 from dsec.model.value import Value
 from dsec.placement.affinity import NO_AFFINITY, AffinityPolicy, Group, Groups
-from dsec.placement.choice import choose
+from dsec.placement.choice import choose, least_of_few
 from dsec.placement.decision import Orphan, Placement, Reason, Refusal
 from dsec.placement.doubts import Doubts
 from dsec.placement.duplicates import Holder, keep_one
@@ -148,17 +148,21 @@ class PlacementEngine:
         group = self.affinity.group(request)
         if group:
             return self._place_in_group(self._groups.get(group), index, request, now_s)
-        nodes = index.nodes
-        if self.policy.choices != 2 or len(nodes) < 3:
+        nodes, increment = index.nodes, index.increment
+        limit = len(nodes)
+        if limit < 3:
             return self._place_by_choice(index, request, (), now_s)
-        # The common case of `choose`, written out: two nodes, drawn by the same bits in the same order.
-        limit, drawn = len(nodes), self._bits(64)
-        first = ((drawn & _MASK) * limit) >> 32
-        second = ((drawn >> 32) * (limit - 1)) >> 32
-        node, other = nodes[first], nodes[second + (second >= first)]
-        if other.rank_with(index.increment) < node.rank_with(index.increment):
-            node = other
-        load = node.load_with(index.increment)
+        if self.policy.choices == 2:
+            # The common case of `least_of_few`, written out: the same two nodes, drawn by the same bits.
+            drawn = self._bits(64)
+            first = ((drawn & _MASK) * limit) >> 32
+            second = ((drawn >> 32) * (limit - 1)) >> 32
+            node, other = nodes[first], nodes[second + (second >= first)]
+            if other.rank_with(increment) < node.rank_with(increment):
+                node = other
+        else:
+            node = least_of_few(nodes, increment, self.policy.choices, self._bits)
+        load = node.load_with(increment)
         if load > 1.0:
             return self._place_by_choice(index, request, (), now_s, draws=self.policy.draws - 1)
         return self._send(index, request, node, load, Reason.CHOICE, (), now_s)

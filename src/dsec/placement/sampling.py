@@ -21,26 +21,24 @@ def draw_below(limit: int, bits: RandomBits) -> int:
     return (bits(32) * limit) >> 32
 
 
-def draw_two(limit: int, bits: RandomBits) -> tuple[int, int]:
-    """Return two different numbers below `limit`, which is 2 or more, for 64 bits."""
-    drawn = bits(64)
-    first = ((drawn & _MASK) * limit) >> 32
-    second = ((drawn >> 32) * (limit - 1)) >> 32
-    return first, second + (second >= first)
-
-
 def draw_distinct(count: int, limit: int, bits: RandomBits) -> list[int]:
     """Return `count` different numbers below `limit`, or all of them when there are no more.
 
-    Two take 64 bits at once; more are drawn one by one, and a number that came before is passed over.
+    Two take 64 bits: the second is drawn from the numbers that are left, so that nothing is drawn twice. More take 32
+    bits each, all at once, and one that came before is drawn again.
     """
     if count >= limit:
         return list(range(limit))
+    drawn = bits(32 * count)
+    numbers = [((drawn & _MASK) * limit) >> 32]
     if count == 2:
-        return list(draw_two(limit, bits))
-    drawn: list[int] = []
-    while len(drawn) < count:
-        number = draw_below(limit, bits)
-        if number not in drawn:
-            drawn.append(number)
-    return drawn
+        second = ((drawn >> 32) * (limit - 1)) >> 32
+        numbers.append(second + (second >= numbers[0]))
+        return numbers
+    while len(numbers) < count:
+        drawn >>= 32
+        number = ((drawn & _MASK) * limit) >> 32
+        while number in numbers:
+            number = draw_below(limit, bits)
+        numbers.append(number)
+    return numbers
