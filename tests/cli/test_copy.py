@@ -63,14 +63,30 @@ def test_dash_is_the_standard_streams(dsec: Dsec, box: str) -> None:
         assert tar.getnames() == ["file"]
 
 
-def test_devices_and_fifos_of_this_host_stay_out(dsec: Dsec, box: str, tmp_path: Path) -> None:
+def test_devices_and_fifos_of_this_host_stay_out_and_are_named(dsec: Dsec, box: str, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     os.mkfifo(tmp_path / "tree" / "fifo")
     (tmp_path / "tree" / "file").write_text("x")
-    dsec.ok("sandbox", "cp", str(tmp_path / "tree"), f"{box}:/tmp/tree")
+    result = dsec("sandbox", "cp", str(tmp_path / "tree"), f"{box}:/tmp/tree")
+    assert (result.exit_code, result.stderr) == (0, "left out: 'fifo'\n")
     names = [row["name"] for row in dsec.json("sandbox", "files", box, "/tmp/tree", "--json")]
     assert names == ["file"]
     assert dsec("sandbox", "cp", str(tmp_path / "tree" / "fifo"), f"{box}:/tmp/x").exit_code == 64
+
+
+@pytest.mark.anyio
+async def test_what_the_server_left_out_of_an_archive_is_named(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        remark = tarfile.TarInfo(".")
+        remark.type, remark.mode = tarfile.DIRTYPE, 0o755
+        remark.pax_headers = {"DSEC.left_out": '["a fifo", "b/socket"]', "DSEC.left_out_count": "2"}
+        tar.addfile(remark)
+
+    async def content() -> AsyncIterator[bytes]:
+        yield buffer.getvalue()
+
+    assert await archive.unpack(content(), tmp_path) == ["a fifo", "b/socket"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +180,7 @@ def test_a_reader_that_leaves_early_ends_the_packing(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(8 << 20))
 
     async def leave() -> None:
-        async with archive.pack(tmp_path) as content:
+        async with archive.pack(tmp_path, []) as content:
             async for _ in content:
                 break
 

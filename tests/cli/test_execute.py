@@ -29,6 +29,12 @@ def test_the_id_may_be_an_option_and_a_dash_dash_may_stand_before_the_command(ds
     assert dsec.ok("sandbox", "exec", box, "--", "echo", "x") == "x\n"
 
 
+def test_an_option_after_the_id_is_not_taken_for_the_command(dsec: Dsec, box: str) -> None:
+    result = dsec("sandbox", "exec", box, "--timeout", "1", "--", "true")
+    assert result.exit_code == 2
+    assert "--timeout come before the sandbox's ID" in result.stderr
+
+
 def test_bytes_go_through_unchanged(dsec: Dsec, box: str) -> None:
     data = bytes(range(256)) * 1000
     assert dsec("sandbox", "exec", box, "cat", input=data).stdout_bytes == data

@@ -104,7 +104,9 @@ async def remove(core: Core, sandbox_id: str) -> None:
         if core.registry.was_known(sandbox_id):
             return
         core.registry.check_own(sandbox_id)
-        raise SandboxNotFoundError(f"this node never had a sandbox {sandbox_id[:80]!r}")
+        raise SandboxNotFoundError(
+            f"this node never had a sandbox {sandbox_id[:80]!r}", resolution="`dsec sandbox ls -a` shows those it has"
+        )
     await stop(core, sandbox, "removed")
     async with sandbox.transition:
         if not sandbox.forgotten:

@@ -15,12 +15,15 @@ from pathlib import Path
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from dsec.base.errors import UnsafeArchiveError
 
 _CHUNK_BYTES = 1 << 18
 _CHUNKS = 8
+_LEFT_OUT = "DSEC.left_out"
+"""The record of the archive's last entry that names what the server left out: a JSON array."""
 
 
 class _Writer(io.RawIOBase):
@@ -64,36 +67,44 @@ class _Reader(io.RawIOBase):
 
 
 @asynccontextmanager
-async def pack(directory: Path) -> AsyncIterator[MemoryObjectReceiveStream[bytes]]:
-    """Return a tar stream of what is in `directory`. Leaving early ends the thread."""
+async def pack(directory: Path, left_out: list[str]) -> AsyncIterator[MemoryObjectReceiveStream[bytes]]:
+    """Return a tar stream of what is in `directory`. Leaving early ends the thread.
+
+    Args:
+        directory: whose content.
+        left_out: takes the names of what is no file, directory or link.
+    """
     send, receive = anyio.create_memory_object_stream[bytes](_CHUNKS)
     async with anyio.create_task_group() as group, receive:
-        group.start_soon(_pack_in_thread, directory, send)
+        group.start_soon(_pack_in_thread, directory, send, left_out)
         yield receive
 
 
-async def _pack_in_thread(directory: Path, channel: MemoryObjectSendStream[bytes]) -> None:
+async def _pack_in_thread(directory: Path, channel: MemoryObjectSendStream[bytes], left_out: list[str]) -> None:
     async with channel:
         try:
-            await anyio.to_thread.run_sync(_pack, directory, channel)
+            await anyio.to_thread.run_sync(_pack, directory, channel, left_out)
         except anyio.BrokenResourceError:
             return  # Nobody listens any more: the receiver has its own reason.
 
 
-def _pack(directory: Path, channel: MemoryObjectSendStream[bytes]) -> None:
+def _pack(directory: Path, channel: MemoryObjectSendStream[bytes], left_out: list[str]) -> None:
+    def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        """Leave out what is no file, directory or link; owners of this host mean nothing in a sandbox."""
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            left_out.append(member.name)
+            return None
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return member
+
     writer = _Writer(channel)
     with tarfile.open(fileobj=writer, mode="w|", bufsize=_CHUNK_BYTES, format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(directory.iterdir()):
-            archive.add(path, arcname=path.name, filter=_without_owner)
-
-
-def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what is no file, directory or link; owners of this host mean nothing in a sandbox."""
-    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-        return None
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
+            # tarfile passes over a socket in silence.
+            if path.is_socket():
+                left_out.append(path.name)
+            archive.add(path, arcname=path.name, filter=keep)
 
 
 async def unpack(content: AsyncIterator[bytes], directory: Path) -> list[str]:
@@ -113,6 +124,8 @@ def _unpack(reader: _Reader, directory: Path) -> list[str]:
     left_out: list[str] = []
 
     def keep(member: tarfile.TarInfo, destination: str) -> tarfile.TarInfo | None:
+        if _LEFT_OUT in member.pax_headers:
+            left_out.extend(_names(member.pax_headers[_LEFT_OUT]))
         try:
             return tarfile.data_filter(member, destination)
         except tarfile.FilterError:
@@ -122,7 +135,14 @@ def _unpack(reader: _Reader, directory: Path) -> list[str]:
     try:
         with tarfile.open(fileobj=reader, mode="r|", bufsize=_CHUNK_BYTES) as archive:
             archive.extractall(directory, filter=keep)
-            left_out += archive.pax_headers.get("DSEC.left_out", "").split("\n")
     except tarfile.TarError as error:
         raise UnsafeArchiveError("what the sandbox sent is not a tar archive", detail=str(error)) from error
-    return [name for name in left_out if name]
+    return left_out
+
+
+def _names(text: str) -> list[str]:
+    """Return the names of what the server left out (docs/http-api.md); the guest cannot have written them."""
+    try:
+        return msgspec.json.decode(text, type=list[str])
+    except msgspec.DecodeError:
+        return [text]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +103,11 @@ async def _unpack(content: AsyncIterator[bytes], place: Path) -> None:
         left_out = await archive.unpack(content, place)
     except OSError as error:
         raise _local(error) from error
-    for name in left_out:
+    _note_left_out(left_out)
+
+
+def _note_left_out(names: Sequence[str]) -> None:
+    for name in names:
         note(f"left out: {name!r}")
 
 
@@ -126,8 +130,10 @@ async def _copy_in(service: SandboxService, source: str, target: Place, user: st
     place = await _remote_place(service, target, name, user)
     if path.is_dir():
         await service.make_directory(sandbox_id, place, user=user)
-        async with archive.pack(path) as content:
+        left_out: list[str] = []
+        async with archive.pack(path, left_out) as content:
             await service.upload(sandbox_id, place, content, user=user)
+        _note_left_out(left_out)
     elif path.is_file():
         mode = local_permissions(path)
         await service.write_file(sandbox_id, place, LocalFile(path), permissions=mode, user=user)

@@ -75,6 +75,8 @@ def _split(id_option: str | None, words: tuple[str, ...]) -> tuple[str, tuple[st
         if not words:
             raise click.UsageError("Missing the sandbox's ID and the command.")
         id_option, words = words[0], words[1:]
+        if words and words[0].startswith("-") and words[0] != "--":
+            raise click.UsageError(f"Options such as {words[0]} come before the sandbox's ID.")
     words = words[1:] if words[:1] == ("--",) else words
     if not words:
         raise click.UsageError("Missing the command.")
