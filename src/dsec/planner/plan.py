@@ -56,7 +56,7 @@ class Plan:
         if found is None and self.lookup is not None:
             found = self.lookup(name)
         if found is None:
-            inside = [known for known in self.figures if known.startswith(f"{name}.")]
+            inside = [known for known in self.figures if known.startswith(name)]
             close = inside or get_close_matches(name, self.figures, n=5, cutoff=0.4)
             raise NotFoundError(
                 f"there is no figure {name!r}",
