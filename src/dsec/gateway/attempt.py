@@ -17,7 +17,6 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-import aiohttp
 import structlog
 
 from dsec.base.clock import Clock
@@ -33,6 +32,7 @@ from dsec.gateway.ledger_record import Began, Considered, Cost, Cut, Ended, Outc
 from dsec.gateway.line import Line
 from dsec.gateway.sse import EventSplitter, read_event
 from dsec.gateway.tariff import expected_usage, usage_of
+from dsec.gateway.upstream import Answer, failed
 from dsec.routing.choice import Choice
 from dsec.routing.retrying import Failure, FailureKind
 from dsec.routing.router import Router
@@ -98,7 +98,7 @@ class Attempt:
         self._door = door
         self._hedge = hedge
         self._splitter = EventSplitter(door.maximum_event_bytes)
-        self._response: aiohttp.ClientResponse | None = None
+        self._response: Answer | None = None
         self._late: AttemptFailedError | None = None
         self._charged_tokens = 0
         self._assigned_s = clock.boot_s()
@@ -108,6 +108,7 @@ class Attempt:
         self.ended: Ended | None = None
         self._is_over = False
         self._at_end = False
+        self._read_whole = False
         self._status: int | None = None
         self.events = 0
 
@@ -236,18 +237,19 @@ class Attempt:
                     await self._refuse(response)
                 first = await (self._first_events(response) if call.asked.streaming else self._whole(response))
         except TimeoutError as error:
-            raise self.line.upstream.failed(
-                FailureKind.SILENT, f"no answer within {call.model.first_byte_timeout_s:g} s"
+            raise failed(
+                self.line.service, FailureKind.SILENT, f"no answer within {call.model.first_byte_timeout_s:g} s"
             ) from error
         self._note_first_byte()
         return first
 
-    async def _refuse(self, response: aiohttp.ClientResponse) -> None:
+    async def _refuse(self, response: Answer) -> None:
         data = self.line.upstream.cleaned(await self._read(response, _ERROR_BYTES, cut=True))
         raise AttemptFailedError(failure_of(response.status, response.headers, data), data)
 
-    async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _whole(self, response: Answer) -> bytes:
         data = self.line.upstream.cleaned(await self._read(response, self._door.maximum_answer_bytes))
+        self._read_whole = True
         try:
             data.decode()
         except UnicodeDecodeError as error:
@@ -256,22 +258,19 @@ class Attempt:
         self._check_seen()
         return data
 
-    async def _read(self, response: aiohttp.ClientResponse, maximum: int, *, cut: bool = False) -> bytes:
+    async def _read(self, response: Answer, maximum: int, *, cut: bool = False) -> bytes:
         parts: list[bytes] = []
         size = 0
-        try:
-            async for part in response.content.iter_any():
-                parts.append(part)
-                size += len(part)
-                if size > maximum:
-                    if cut:
-                        break
-                    raise broken(f"{self.line.service.name}: the answer is longer than {maximum} bytes")
-        except (aiohttp.ClientError, OSError) as error:
-            raise self.line.upstream.failed(FailureKind.BROKEN, error) from error
-        return b"".join(parts)
+        while part := await response.read():
+            parts.append(part)
+            size += len(part)
+            if size > maximum:
+                if cut:
+                    break
+                raise broken(f"{self.line.service.name}: the answer is longer than {maximum} bytes")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _first_events(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _first_events(self, response: Answer) -> bytes:
         if response.content_type != "text/event-stream":
             raise broken(f"{self.line.service.name}: {response.content_type} instead of a stream of events")
         while not self.events:
@@ -302,26 +301,27 @@ class Attempt:
                 if self.watcher.seen.finished:
                     self._at_end = True
                     return b""
-                raise self.line.upstream.failed(FailureKind.STALLED, f"silent for {stall_s:g} s") from error
+                raise failed(self.line.service, FailureKind.STALLED, f"silent for {stall_s:g} s") from error
             if found:
                 return found
         return b""
 
-    async def _more(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _more(self, response: Answer) -> bytes:
         if self._late is not None:
             raise self._late
         try:
-            data = await response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
+            data = await response.read()
+        except AttemptFailedError:
             if self.watcher.seen.finished:
                 self._at_end = True
                 return b""
-            raise self.line.upstream.failed(FailureKind.BROKEN, error) from error
+            raise
         if not data:
             return self._finish()
         return self._take(data)
 
     def _finish(self) -> bytes:
+        self._read_whole = True
         found = self._take(b"\n\n") if self._splitter.rest() else b""
         self._at_end = True
         if not self.watcher.seen.finished and self._late is None:
@@ -353,8 +353,10 @@ class Attempt:
         if seen.complaint is not None:
             raise broken(f"{self.line.service.name}: {seen.complaint}")
         if seen.model and not self.call.model.accept_other_models and not self.line.backend.answers_as(seen.model):
-            raise self.line.upstream.failed(
-                FailureKind.WRONG_MODEL, f"asked for {self.line.backend.model_name!r}, answered as {seen.model[:80]!r}"
+            raise failed(
+                self.line.service,
+                FailureKind.WRONG_MODEL,
+                f"asked for {self.line.backend.model_name!r}, answered as {seen.model[:80]!r}",
             )
 
     def overdrawn(self) -> Cut | None:
@@ -382,10 +384,7 @@ class Attempt:
         self._is_over = True
         now_s = self._clock.boot_s()
         if self._response is not None:
-            if outcome is Outcome.ANSWERED:
-                self._response.release()
-            else:
-                self._response.close()  # The backend notices that nobody wants the rest.
+            self._response.close(whole=self._read_whole)
         if self._sent_s is None:
             self.meter.settle(0, 0.0)
             self._router.withdraw(self._assignment, now_s)

@@ -13,6 +13,7 @@ from dsec.costs.token_prices import TokenPrices
 from dsec.gateway.budgets import Accounts
 from dsec.gateway.config import GatewayConfig, Service
 from dsec.gateway.flow import PlainQueue, Turnstile
+from dsec.gateway.http_upstream import HttpUpstream, open_session, read_secret
 from dsec.gateway.key_ring import KeyRing
 from dsec.gateway.keys import KEYS_FILE
 from dsec.gateway.ledger import Ledger, pair_attempts, read_records
@@ -21,7 +22,7 @@ from dsec.gateway.line import Line, declared
 from dsec.gateway.proxy import Proxy
 from dsec.gateway.tariff import Tariff
 from dsec.gateway.thinking import ThinkingAllowance
-from dsec.gateway.upstream import Upstream, open_session, read_secret
+from dsec.gateway.upstream import Upstream
 from dsec.routing.router import Router
 
 
@@ -66,7 +67,7 @@ async def open_proxy(
         keys = KeyRing(state / KEYS_FILE, clock, open_to_all=config.gateway.open)
         async with open_session() as session:
             lines = {
-                service.name: _line(service, Upstream(service, secrets[service.name], session))
+                service.name: _line(service, HttpUpstream(service, secrets[service.name], session))
                 for service in config.backends
             }
             router = Router(
