@@ -1,14 +1,18 @@
 """Host names of other UTS namespaces, from outside.
 
-setns(2) moves one thread, here for three system calls in a row; no other thread sees another name, and nothing can
-be started from this thread in between. The caller needs CAP_SYS_ADMIN in the user namespace that owns the UTS
-namespace: root of the host has it in all below. Source: uts_namespaces(7), setns(2), sethostname(2).
+setns(2) moves one thread. Here it is a thread of its own that ends afterwards: the way back is not always open
+(root of a user namespace may enter the namespaces below it, and not return to the host's own), and nobody else must
+ever see another name. A thread takes about 0.1 ms. The caller needs CAP_SYS_ADMIN in the user namespace that owns
+the UTS namespace: root has it in all below its own. Source: uts_namespaces(7), setns(2), sethostname(2),
+user_namespaces(7).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
+from collections.abc import Callable
 
 from dsec.linux.syscalls import libc_call
 
@@ -21,38 +25,36 @@ def set_host_name(pid: int, name: str) -> None:
     Raises:
         OSError: the process is gone, or the kernel refused.
     """
-    own = os.open("/proc/thread-self/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        theirs = os.open(f"/proc/{pid}/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _set_name_in(theirs, own, name.encode("ascii"))
-        finally:
-            os.close(theirs)
-    finally:
-        os.close(own)
+    text = name.encode("ascii")
+    _inside(pid, lambda: libc_call("sethostname", ctypes.c_char_p(text), ctypes.c_size_t(len(text))))
 
 
 def host_name(pid: int) -> str:
     """Return the host name that the process `pid` sees. Raises `OSError`."""
-    own = os.open("/proc/thread-self/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        theirs = os.open(f"/proc/{pid}/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
+    found: list[str] = []
+    _inside(pid, lambda: found.append(os.uname().nodename))
+    return found[0]
+
+
+def _inside(pid: int, act: Callable[[], object]) -> None:
+    """Do something in the UTS namespace of a process, in a thread that ends with it."""
+    failures: list[OSError] = []
+    namespace = os.open(f"/proc/{pid}/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
+
+    def enter() -> None:
         try:
-            libc_call("setns", theirs, _CLONE_NEWUTS)
-            name = os.uname().nodename
-            libc_call("setns", own, _CLONE_NEWUTS)
-            return name
-        finally:
-            os.close(theirs)
-    finally:
-        os.close(own)
+            libc_call("setns", namespace, _CLONE_NEWUTS)
+            act()
+        except OSError as error:
+            failures.append(error)
 
-
-def _set_name_in(namespace: int, own: int, name: bytes) -> None:
-    if os.fstat(namespace).st_ino == os.fstat(own).st_ino:
-        raise OSError(22, "that is our own UTS namespace")
-    libc_call("setns", namespace, _CLONE_NEWUTS)
     try:
-        libc_call("sethostname", ctypes.c_char_p(name), ctypes.c_size_t(len(name)))
+        if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/uts").st_ino:
+            raise OSError(22, "that is our own UTS namespace")
+        thread = threading.Thread(target=enter, name="uts")
+        thread.start()
+        thread.join()
     finally:
-        libc_call("setns", own, _CLONE_NEWUTS)
+        os.close(namespace)
+    if failures:
+        raise failures[0]
