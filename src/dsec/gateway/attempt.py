@@ -26,7 +26,6 @@ from dsec.gateway.call import Call
 from dsec.gateway.config import Door, ThinkingControl
 from dsec.gateway.failing import AttemptFailedError, broken
 from dsec.gateway.fronts.asked import Target
-from dsec.gateway.interim import failure_of
 from dsec.gateway.ledger import Ledger
 from dsec.gateway.ledger_record import Began, Considered, Cost, Cut, Ended, Outcome
 from dsec.gateway.line import Line
@@ -34,6 +33,7 @@ from dsec.gateway.sse import EventSplitter, read_event
 from dsec.gateway.tariff import expected_usage, usage_of
 from dsec.gateway.upstream import Answer, failed
 from dsec.routing.choice import Choice
+from dsec.routing.failures import failure_in_stream, failure_of
 from dsec.routing.retrying import Failure, FailureKind
 from dsec.routing.router import Router
 from dsec.routing.state import Assignment
@@ -101,6 +101,7 @@ class Attempt:
         self._response: Answer | None = None
         self._late: AttemptFailedError | None = None
         self._charged_tokens = 0
+        self._work = call.asked.input_tokens + call.model.expected_output_tokens
         self._assigned_s = clock.boot_s()
         self._sent_s: float | None = None
         self._first_byte_s: float | None = None
@@ -142,8 +143,7 @@ class Attempt:
             GatewayBusyError: there was none in time.
         """
         call = self.call
-        work = call.asked.input_tokens + call.model.expected_output_tokens
-        await self.line.turnstile.enter(call.key.project, work, call.model.queue_timeout_s)
+        await self.line.turnstile.enter(call.key.project, self._work, call.model.queue_timeout_s)
         self._has_slot = True
 
     def begin(self, attempt_id: str) -> Target:
@@ -351,7 +351,7 @@ class Attempt:
     def _check_seen(self) -> None:
         seen = self.watcher.seen
         if seen.complaint is not None:
-            raise broken(f"{self.line.service.name}: {seen.complaint}")
+            raise AttemptFailedError(failure_in_stream(seen.complaint, began=self._first_byte_s is not None))
         if seen.model and not self.call.model.accept_other_models and not self.line.backend.answers_as(seen.model):
             raise failed(
                 self.line.service,
@@ -398,7 +398,12 @@ class Attempt:
                 # The next start finds it without an end and counts it as expected.
                 log.error("ledger_lags", attempt=self.attempt_id, error=str(error))
         if self._has_slot:
-            self.line.turnstile.leave()
+            self.line.turnstile.leave(self.call.key.project, self._unforeseen())
+
+    def _unforeseen(self) -> float:
+        """Return how much more work it was than its turn was given for."""
+        used = self.ended.usage if self.ended is not None else Usage()
+        return used.input_tokens + used.output_tokens - self._work
 
     def _record(self, outcome: Outcome, failure: Failure | None, cut: Cut | None, now_s: float) -> Ended:
         assert self._sent_s is not None

@@ -12,7 +12,7 @@ from dsec.base.ids import RandomBytes
 from dsec.costs.token_prices import TokenPrices
 from dsec.gateway.budgets import Accounts
 from dsec.gateway.config import GatewayConfig, Service
-from dsec.gateway.flow import PlainQueue, Turnstile
+from dsec.gateway.flow import Turnstile
 from dsec.gateway.http_upstream import HttpUpstream, open_session, read_secret
 from dsec.gateway.key_ring import KeyRing
 from dsec.gateway.keys import KEYS_FILE
@@ -23,6 +23,7 @@ from dsec.gateway.proxy import Proxy
 from dsec.gateway.tariff import Tariff
 from dsec.gateway.thinking import ThinkingAllowance
 from dsec.gateway.upstream import Upstream
+from dsec.routing.fairness import FairQueue
 from dsec.routing.router import Router
 
 
@@ -66,8 +67,9 @@ async def open_proxy(
         _take_up(ledger, state, accounts, thinking)
         keys = KeyRing(state / KEYS_FILE, clock, open_to_all=config.gateway.open)
         async with open_session() as session:
+            weights = {name: project.weight for name, project in config.projects.items()}
             lines = {
-                service.name: _line(service, HttpUpstream(service, secrets[service.name], session))
+                service.name: _line(service, HttpUpstream(service, secrets[service.name], session), weights)
                 for service in config.backends
             }
             router = Router(
@@ -92,13 +94,13 @@ def prices_of(service: Service) -> TokenPrices | None:
     )
 
 
-def _line(service: Service, upstream: Upstream) -> Line:
+def _line(service: Service, upstream: Upstream, weights: Mapping[str, float]) -> Line:
     prices = prices_of(service)
     return Line(
         service=service,
         backend=declared(service, prices),
         upstream=upstream,
-        turnstile=Turnstile(service.name, service.slots, PlainQueue()),
+        turnstile=Turnstile(service.name, service.slots, FairQueue(weights)),
         tariff=Tariff(prices, service.reserved_usd_per_h, service.slots),
     )
 

@@ -7,25 +7,9 @@ passes those who wait. Whose turn it is is decided by a pure queue that is fair 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import Protocol
 
 from dsec.base.errors import GatewayBusyError
-
-
-class Waiting(Protocol):
-    """Who waits, and who is next."""
-
-    def __len__(self) -> int: ...
-
-    def offer(self, ticket: Ticket) -> None:
-        """Put somebody at the end."""
-
-    def take(self) -> Ticket | None:
-        """Take out who is next."""
-
-    def withdraw(self, ticket: Ticket) -> None:
-        """Take out somebody who gave up."""
+from dsec.routing.fairness import FairQueue
 
 
 class Ticket:
@@ -48,7 +32,7 @@ class Turnstile:
         waiting: who waits.
     """
 
-    def __init__(self, name: str, slots: int | None, waiting: Waiting) -> None:
+    def __init__(self, name: str, slots: int | None, waiting: FairQueue[Ticket]) -> None:
         self._name = name
         self._slots = slots
         self._waiting = waiting
@@ -82,8 +66,17 @@ class Turnstile:
             self._give_up(ticket)
             raise
 
-    def leave(self) -> None:
-        """Give a slot back, to who is next if somebody waits."""
+    def leave(self, project: str, unforeseen: float = 0.0) -> None:
+        """Give a slot back, to who is next if somebody waits.
+
+        Args:
+            project: who had it.
+            unforeseen: how much more work it was than `enter` was told.
+        """
+        if self._slots is None:
+            self.running -= 1
+            return
+        self._waiting.charge(project, unforeseen)
         while (ticket := self._waiting.take()) is not None:
             if not ticket.turn.done():
                 ticket.turn.set_result(None)
@@ -92,26 +85,6 @@ class Turnstile:
 
     def _give_up(self, ticket: Ticket) -> None:
         if ticket.turn.done() and not ticket.turn.cancelled():
-            self.leave()  # The turn came in the very moment in which the wait ended.
+            self.leave(ticket.project, -ticket.work)  # The turn came in the very moment in which the wait ended.
         else:
             self._waiting.withdraw(ticket)
-
-
-class PlainQueue:
-    """Who came first is next."""
-
-    def __init__(self) -> None:
-        self._tickets: deque[Ticket] = deque()
-
-    def __len__(self) -> int:
-        return len(self._tickets)
-
-    def offer(self, ticket: Ticket) -> None:
-        self._tickets.append(ticket)
-
-    def take(self) -> Ticket | None:
-        return self._tickets.popleft() if self._tickets else None
-
-    def withdraw(self, ticket: Ticket) -> None:
-        if ticket in self._tickets:
-            self._tickets.remove(ticket)

@@ -33,7 +33,6 @@ from dsec.gateway.continuity import Continuity
 from dsec.gateway.failing import AttemptFailedError, RefusedError, ToldError
 from dsec.gateway.fronts.complaint import Complaint
 from dsec.gateway.fronts.front import Front
-from dsec.gateway.interim import RetryPolicy
 from dsec.gateway.json_object import read_object
 from dsec.gateway.key_ring import KeyRing
 from dsec.gateway.keys import check_scope
@@ -44,7 +43,7 @@ from dsec.gateway.thinking import ThinkingAllowance
 from dsec.routing.blocks import prefix_blocks
 from dsec.routing.choice import Candidate, Choice, Refusal, Why
 from dsec.routing.request import RouteRequest
-from dsec.routing.retrying import Again, Failure, FailureKind, Where
+from dsec.routing.retrying import Again, Failure, FailureKind, RetryPolicy, Where
 from dsec.routing.router import Router
 
 log = structlog.get_logger(__name__)
@@ -79,7 +78,6 @@ class Proxy:
         router: knows them.
         ledger, keys, accounts: of this gateway.
         clock, random_bytes: where time and ids come from.
-        retries: which failures are tried again.
     """
 
     def __init__(
@@ -94,7 +92,6 @@ class Proxy:
         *,
         clock: Clock,
         random_bytes: RandomBytes,
-        retries: RetryPolicy | None = None,
     ) -> None:
         self.config = config
         self.lines = lines
@@ -106,7 +103,10 @@ class Proxy:
         self.under_way: dict[str, Call] = {}
         self._clock = clock
         self._random_bytes = random_bytes
-        self._retries = retries or RetryPolicy()
+        self._retries = {
+            name: RetryPolicy(attempts=config.model(name).attempts, hedge_after_s=config.model(name).hedge_after_s)
+            for name in router.models
+        }
         self._continuity = Continuity()
         self._waiting = 0
         self._mute = {
@@ -261,18 +261,24 @@ class Proxy:
             RefusedError, DsecError: not at all.
         """
         failures.append(error.failure)
-        if call.attempts < call.model.attempts:
-            decision = self._retries.after(
-                failures,
-                now_s=self._clock.boot_s(),
-                deadline_s=call.deadline_s,
-                bits=int.from_bytes(self._random_bytes(8), "big"),
-            )
-            if isinstance(decision, Again):
-                return decision
+        decision = self._retries[call.asked.model].after(
+            failures,
+            now_s=self._clock.boot_s(),
+            deadline_s=call.deadline_s,
+            bits=int.from_bytes(self._random_bytes(8), "big"),
+            others=self._others(call),
+        )
+        if isinstance(decision, Again):
+            return decision
         if error.failure.kind in (FailureKind.REFUSED, FailureKind.TOO_LONG) and error.body:
             raise RefusedError(error.failure.status or 400, error.body)
         raise ToldError(error_of(failures), error.failure.retry_after_s)
+
+    def _others(self, call: Call) -> int:
+        """Return how many backends could answer a call that it was not at."""
+        groups = self.config.groups(call.asked.model)
+        silent = self._mute[call.asked.api] | set(call.tried)
+        return sum(line.service.group in groups and name not in silent for name, line in self.lines.items())
 
     async def _admit(self, call: Call, excluded: frozenset[str]) -> Attempt:
         """Choose a backend and wait for a slot there.
@@ -452,6 +458,9 @@ def error_of(failures: Sequence[Failure]) -> DsecError:
     last = failures[-1]
     detail = "; ".join(failure.brief for failure in failures)
     tried = f"after {len(failures)} attempts" if len(failures) > 1 else "at the only attempt"
+    if last.kind is FailureKind.DENIED:
+        # What it says may show a part of the gateway's own key.
+        return BackendFailedError(f"the model service does not accept the gateway's key {tried}")
     kinds = {
         FailureKind.LIMITED: RateLimitedError,
         FailureKind.OVERLOADED: GatewayBusyError,

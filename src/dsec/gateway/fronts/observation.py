@@ -21,7 +21,7 @@ class Observation:
         thinking_pieces, visible_pieces: events that brought some; each is at least a token.
         finished: whether its end was seen.
         stopped_by_length: whether it says that a limit of length ended it.
-        complaint: the message of an error that it carries; None: it carries none.
+        complaint: an error that it carries; None: it carries none.
     """
 
     answer_id: str = ""
@@ -33,7 +33,7 @@ class Observation:
     visible_pieces: int = 0
     finished: bool = False
     stopped_by_length: bool = False
-    complaint: str | None = None
+    complaint: dict[str, object] | None = None
 
     @property
     def thinking_tokens(self) -> int:
@@ -63,12 +63,9 @@ class Observation:
             self.report.update((name, value) for name, value in usage.items() if value is not None)
 
 
-def complaint_of(error: object) -> str:
-    """Return the message of an error as backends write it."""
-    if type(error) is dict:
-        message = error.get("message") or error.get("type") or error.get("code")
-        return str(message)[:500] if message else "an error without a message"
-    return str(error)[:500]
+def complaint_of(error: object) -> dict[str, object]:
+    """Return an error as routing reads it; backends write objects, some only a text."""
+    return error if type(error) is dict else {"message": str(error)[:500]}
 
 
 class ThinkingMember(msgspec.Struct):

@@ -141,7 +141,7 @@ class ResponsesWatcher:
             self._began = self._began or bytes(event.response)
             self._learn(_read_response(event.response), ended=event.type in _ENDS)
         elif event.type == "error":
-            seen.complaint = complaint_of(event.error or event.message)
+            seen.complaint = complaint_of(event.error or {"message": event.message})
         return True
 
     def whole(self, body: bytes) -> None:
