@@ -21,13 +21,13 @@ from dsec.base.errors import ConflictError, ImageNotFoundError, RuntimeFailedErr
 from dsec.images import recipes
 from dsec.images.command import Progress, run, silent
 from dsec.images.durable import exclusive
+from dsec.images.names import IMPLIED_PREFIXES
 from dsec.images.oci_export import export_oci_layout
 from dsec.images.staging import WorkDirectory
 from dsec.images.store import LocalImageStore
 from dsec.linux.mounts import mount_table, mounts_under, unmount
 from dsec.model.image import ImageInfo
 
-_IMPLIED_PREFIXES = ("docker.io/library/", "docker.io/", "localhost/")
 _CONTENT = ("storage", "run")
 """Its directories, beside the locks and the name of the driver."""
 
@@ -141,7 +141,7 @@ class BuildStorage:
 
     def _find(self, name: str, progress: Progress) -> ImageInfo:
         """Return the image that FROM means: as written, or without the registry that Docker implies."""
-        for prefix in _IMPLIED_PREFIXES:
+        for prefix in IMPLIED_PREFIXES:
             if name.startswith(prefix):
                 try:
                     return recipes.ensure(self._store, name.removeprefix(prefix), progress=progress)

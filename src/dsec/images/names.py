@@ -32,6 +32,10 @@ def canonical_name(name: str) -> str:
     return name.removesuffix(":latest")
 
 
+IMPLIED_PREFIXES = ("docker.io/library/", "docker.io/", "localhost/")
+"""What a name may begin with although the image is stored without it: Docker implies these."""
+
+
 def file_name(name: str) -> str:
     """Return the file that holds the image `name` (a canonical one)."""
     return quote(name, safe="") + ".json"

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from dsec.base.errors import CapabilityMissingError, DsecError, InvalidRequestError
 from dsec.images.dockerfile import images_of
-from dsec.images.names import canonical_name, not_found
+from dsec.images.names import IMPLIED_PREFIXES, canonical_name, not_found
 from dsec.images.recipes import RECIPES
 from dsec.model.capability import CapabilityReport
 from dsec.model.node import NodeInfo, limits_beyond
 from dsec.worker.tasks.support import check_support, task_resources
 from dsec.worker.tasks.task import Task
-
-_IMPLIED_PREFIXES = ("docker.io/library/", "docker.io/", "localhost/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +66,7 @@ class Here:
 
 def _forms(name: str) -> Iterator[str]:
     """Yield the names under which an image may be stored: as written, and without the registry that Docker implies."""
-    for prefix in ("", *_IMPLIED_PREFIXES):
+    for prefix in ("", *IMPLIED_PREFIXES):
         if name.startswith(prefix):
             try:
                 yield canonical_name(name.removeprefix(prefix))
