@@ -41,9 +41,12 @@ def print_decision(decision: Decision) -> None:
 
 
 def _print_table(decision: Decision) -> None:
-    lines: Sequence[Combination] = decision.combinations
-    if len(lines) > _MOST_LINES:
-        lines = [option.combination for option in decision.options[:_MOST_LINES]]
+    lines: Sequence[Combination] = [option.combination for option in decision.options]
+    if len(decision.combinations) <= _MOST_LINES:
+        best = {item.name for item in lines}
+        lines = [*lines, *(item for item in decision.combinations if item.name not in best)]
+    else:
+        lines = lines[:_MOST_LINES]
         click.echo(
             f"{decision.size.combinations:,} combinations; the best of each service, policy and host "
             f"({len(lines)} of {len(decision.options)}):"

@@ -34,6 +34,7 @@ from dsec.planner.workload import Workload
 MOST_OPTIONS = 6
 _RATE_POINTS = 60
 _MOST_DOTS = 2_000
+_MOST_AREAS = 4
 
 
 def workload_pictures(decision: Decision) -> tuple[Picture, ...]:
@@ -69,17 +70,14 @@ def _timelines(decision: Decision, options: tuple[Option, ...]) -> Iterator[Pict
         yield Timeline(
             caption=Caption(name=f"timeline-{name}", title=f"One task of {name}"), unit="s", lanes=lanes, marks=marks
         )
-        series = tuple(
-            Steps(label=label, role="memory" if number == 0 else f"option {number + 1}", points=_memory_steps(profile))
-            for number, (label, profile) in enumerate(pairs)
-        )
-        yield Area(
-            caption=Caption(name=f"memory-{name}", title=f"Memory of one task of {name}"),
-            x_unit="s",
-            y_unit="GiB",
-            series=series,
-            marks=marks,
-        )
+        for label, profile in pairs[:_MOST_AREAS]:
+            yield Area(
+                caption=Caption(name=f"memory-{name}-{label}", title=f"Memory of one task of {name}: {label}"),
+                x_unit="s",
+                y_unit="GiB",
+                series=(Steps(label="environment", role="memory", points=_memory_steps(profile)),),
+                marks=marks,
+            )
 
 
 def _lanes(label: str, profile: Profile) -> Iterator[Lane]:
@@ -181,8 +179,8 @@ def _over_rate(decision: Decision, options: tuple[Option, ...]) -> Curves:
             title="Cost over the arrival rate",
             text="A curve ends where its replicas or hosts are used up.",
         ),
-        x_label="tasks per second",
-        x_unit="/s",
+        x_label="arrival rate",
+        x_unit="tasks/s",
         y_label="per thousand tasks",
         y_unit="USD",
         curves=curves,
