@@ -8,13 +8,13 @@ M/G/infinity queue on its way from N to its mean r*h) and a spread::
     growth = (r*h - N) * (1 - exp(-T/h))
     spread = sqrt(d * r * min(T, h))
 
-`growth` is what the next T seconds are expected to need beyond what they get back. It is zero when all is steady;
-below zero it is not subtracted, since a rate averaged over a minute says too little for as long as a job begins.
-What is kept ready is the growth and some spreads, so that a burst is served as surely when little comes as when
-much does: in proportion to the rate one would keep too much in busy times and too little in quiet ones. A task that
-creates and drops ten sandboxes a second has h near zero and so adds next to nothing. Before any sandbox came back h
-is unknown, and nothing is expected back. The floor `max(share * N, floor)` carries the first seconds of a burst
-that no average has seen yet.
+`growth` is what the next T seconds are expected to need beyond what they get back; zero when all is steady. What is
+kept ready is the larger of the growth and some spreads: while a job begins its growth is more than any chance,
+afterwards only chance is left. So a burst is served as surely when little comes as when much does; in proportion to
+the rate one would keep too much in busy times and too little in quiet ones. A task that creates and drops ten
+sandboxes a second has h near zero and so adds next to nothing. Before any sandbox came back h is unknown, and
+nothing is expected back. The floor `max(share * N, floor)` carries the first seconds of a burst that no average has
+seen yet.
 
 Sources: DeepSeek Elastic Compute (arXiv 2609.22978), the pools of its placement engine; the training report: rate
 of the last minute, mean use, ten seconds ahead, and the default `max(0.15 * concurrency, 20)`. The transient of
@@ -68,7 +68,7 @@ def _need(policy: PoolPolicy, rate_per_s: float, dispersion: float, busy_s: floa
     else:
         growth = (rate_per_s * busy_s - concurrency) * -math.expm1(-horizon_s / busy_s)
         seen_s = min(horizon_s, busy_s)
-    return max(0.0, growth) + policy.spreads * math.sqrt(dispersion * rate_per_s * seen_s)
+    return max(growth, policy.spreads * math.sqrt(dispersion * rate_per_s * seen_s))
 
 
 def _ceil(value: float) -> int:
