@@ -27,7 +27,7 @@ def known(engine: PlacementEngine) -> list[rule.Known]:
     return [
         rule.Known(
             view=state.view,
-            own=tuple(attempt.increment for attempt in state.recent) if engine.policy.overlay else (),
+            own=tuple(proposal.increment for proposal in state.recent) if engine.policy.overlay else (),
             own_weight=state.own_weight,
             offered=state.offered,
             view_weight=state.view_weight,

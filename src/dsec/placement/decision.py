@@ -25,7 +25,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         sandbox_id: the sandbox.
         node: id of the node.
-        attempt: 1 for the first node it was sent to, 2 for the next.
+        number: 1 for the first node that is asked, 2 for the next.
         load: the node's load with this sandbox, as far as the scheduler knows; 1 is full.
         reason: why this node.
         repeated: whether this is the answer to a request that had been placed already.
@@ -33,7 +33,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     sandbox_id: str
     node: str
-    attempt: int
+    number: int
     load: float
     reason: Reason
     repeated: bool = False

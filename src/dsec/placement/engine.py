@@ -44,7 +44,7 @@ from dsec.placement.decision import Orphan, Placement, Reason, Refusal
 from dsec.placement.doubts import Doubts
 from dsec.placement.duplicates import Holder, keep_one
 from dsec.placement.fleet import Fleet, ShapeIndex
-from dsec.placement.node_state import NO_TICKET, Attempt, NodeState
+from dsec.placement.node_state import NO_TICKET, NodeState, Proposal
 from dsec.placement.policy import PlacementPolicy
 from dsec.placement.refusals import exhausted, explain
 from dsec.placement.request import PlacementRequest
@@ -99,7 +99,7 @@ class PlacementEngine:
         self.fleet = Fleet(self.policy)
         self._bits = bits
         self._groups = Groups()
-        self._attempts: dict[str, Attempt] = {}
+        self._proposals: dict[str, Proposal] = {}
         self._answered: deque[str] = deque()
         self._doubts = Doubts(self.policy.remembered)
         self._next_tick_s = float("-inf")
@@ -141,7 +141,7 @@ class PlacementEngine:
         """
         if now_s >= self._next_tick_s:
             self.tick(now_s)
-        known = self._attempts.get(request.sandbox_id)
+        known = self._proposals.get(request.sandbox_id)
         if known is not None:
             return _placement(known, repeated=True)
         index = self.fleet.index(request.shape)
@@ -234,16 +234,16 @@ class PlacementEngine:
         tried: tuple[str, ...],
         now_s: float,
     ) -> Placement:
-        attempt = Attempt(request, node, index.increment, len(tried) + 1, load, reason, tried, now_s)
-        node.add(attempt)
-        self._attempts[request.sandbox_id] = attempt
+        proposal = Proposal(request, node, index.increment, len(tried) + 1, load, reason, tried, now_s)
+        node.add(proposal)
+        self._proposals[request.sandbox_id] = proposal
         if self._doubts:
             self._doubts.settle(request.sandbox_id, node.name)
         self._placed += 1
         if reason is Reason.SCAN:
             self._scanned += 1
         return Placement(
-            sandbox_id=request.sandbox_id, node=node.name, attempt=attempt.number, load=load, reason=reason
+            sandbox_id=request.sandbox_id, node=node.name, number=proposal.number, load=load, reason=reason
         )
 
     def _refuse(self, index: ShapeIndex, request: PlacementRequest, tried: tuple[str, ...], now_s: float) -> Refusal:
@@ -260,11 +260,11 @@ class PlacementEngine:
 
     def admitted(self, sandbox_id: str, node: str, ticket: int, now_s: float) -> None:
         """Note that a node took the creation and gave it a number; the sandbox is not there yet."""
-        attempt = self._current(sandbox_id, node)
-        if attempt is not None:
-            attempt.ticket = ticket
-            self.fleet.heard(attempt.node, now_s)
-            self._forget_if_shown(attempt)
+        proposal = self._current(sandbox_id, node)
+        if proposal is not None:
+            proposal.ticket = ticket
+            self.fleet.heard(proposal.node, now_s)
+            self._forget_if_shown(proposal)
 
     def created(
         self,
@@ -289,43 +289,43 @@ class PlacementEngine:
         state = self.fleet.get(node)
         if state is not None:
             self.fleet.heard(state, now_s)
-        attempt = self._current(sandbox_id, node)
-        if attempt is None:
+        proposal = self._current(sandbox_id, node)
+        if proposal is None:
             orphan = self._doubts.late(sandbox_id, node, now_s)
         else:
             orphan = None
-            self._succeeded(attempt, now_s, ticket)
+            self._succeeded(proposal, now_s, ticket)
         if view is not None:
             self.fleet.observe(view, now_s, 0.0)
-        if attempt is not None:
-            self._forget_if_shown(attempt)
+        if proposal is not None:
+            self._forget_if_shown(proposal)
         return orphan
 
-    def _succeeded(self, attempt: Attempt, now_s: float, ticket: int | None) -> None:
+    def _succeeded(self, proposal: Proposal, now_s: float, ticket: int | None) -> None:
         if ticket is not None:
-            attempt.ticket = ticket
-        if attempt.accepted_at_s is not None:
+            proposal.ticket = ticket
+        if proposal.accepted_at_s is not None:
             return
-        attempt.accepted_at_s = now_s
-        took_s = max(0.0, now_s - attempt.placed_at_s)
-        before = attempt.node.trust.score
-        attempt.node.trust.succeeded(took_s, self._usual_creation_s, self.policy.trust)
+        proposal.accepted_at_s = now_s
+        took_s = max(0.0, now_s - proposal.placed_at_s)
+        before = proposal.node.trust.score
+        proposal.node.trust.succeeded(took_s, self._usual_creation_s, self.policy.trust)
         # A slow node may be a large part of the fleet: bounded, it moves the usual time little.
         most_s = max(2.0 * (self._usual_creation_s or 0.0), self.policy.trust.slow_least_s)
         self._usual_creation_s = smoothed(self._usual_creation_s, min(took_s, most_s))
-        if attempt.node.trust.score != before or not attempt.node.offered:
-            self.fleet.reconsider(attempt.node, now_s)
-        self._answered.append(attempt.request.sandbox_id)
+        if proposal.node.trust.score != before or not proposal.node.offered:
+            self.fleet.reconsider(proposal.node, now_s)
+        self._answered.append(proposal.request.sandbox_id)
         while len(self._answered) > self.policy.remembered:
-            self._attempts.pop(self._answered.popleft(), None)
+            self._proposals.pop(self._answered.popleft(), None)
 
-    def _forget_if_shown(self, attempt: Attempt) -> None:
-        shown = attempt.ticket != NO_TICKET and attempt.node.view.creations_seen >= attempt.ticket
-        if shown and self._lighten(attempt):
+    def _forget_if_shown(self, proposal: Proposal) -> None:
+        shown = proposal.ticket != NO_TICKET and proposal.node.view.creations_seen >= proposal.ticket
+        if shown and self._lighten(proposal):
             self.fleet.learn(0, 1)
 
-    def _lighten(self, attempt: Attempt) -> bool:
-        dropped = attempt.node.drop(attempt)
+    def _lighten(self, proposal: Proposal) -> bool:
+        dropped = proposal.node.drop(proposal)
         self.fleet.generation += dropped
         return dropped
 
@@ -337,14 +337,14 @@ class PlacementEngine:
         Raises:
             InvalidStateError: the sandbox was not sent to this node, or the node has taken it.
         """
-        attempt = self._waiting(sandbox_id, node)
+        proposal = self._waiting(sandbox_id, node)
         self._rejected += 1
-        attempt.node.trust.rejected(attempt.load, self.policy.trust)
-        self.fleet.heard(attempt.node, now_s)
-        self._withdraw(attempt, now_s)
+        proposal.node.trust.rejected(proposal.load, self.policy.trust)
+        self.fleet.heard(proposal.node, now_s)
+        self._withdraw(proposal, now_s)
         if view is not None:
             self.fleet.observe(view, now_s, 0.0)
-        return self._elsewhere(attempt, now_s)
+        return self._elsewhere(proposal, now_s)
 
     def failed(
         self, sandbox_id: str, node: str, now_s: float, *, elsewhere: bool = True, may_exist: bool = True
@@ -359,38 +359,38 @@ class PlacementEngine:
         Raises:
             InvalidStateError: the sandbox was not sent to this node, or the node has taken it.
         """
-        attempt = self._waiting(sandbox_id, node)
+        proposal = self._waiting(sandbox_id, node)
         self._failed += 1
-        attempt.node.trust.failed(now_s, self.policy.trust)
-        self._withdraw(attempt, now_s)
+        proposal.node.trust.failed(now_s, self.policy.trust)
+        self._withdraw(proposal, now_s)
         if not elsewhere:
-            return self._same_again(attempt, now_s)
+            return self._same_again(proposal, now_s)
         if may_exist:
             self._doubts.note(
                 sandbox_id, node, "the creation was not answered, and the sandbox was placed elsewhere", now_s
             )
-        return self._elsewhere(attempt, now_s)
+        return self._elsewhere(proposal, now_s)
 
-    def _same_again(self, attempt: Attempt, now_s: float) -> Placement:
-        index = self.fleet.index(attempt.request.shape)
-        load = attempt.node.load_with(index.increment)
-        return self._send(index, attempt.request, attempt.node, load, Reason.AGAIN, attempt.tried, now_s)
+    def _same_again(self, proposal: Proposal, now_s: float) -> Placement:
+        index = self.fleet.index(proposal.request.shape)
+        load = proposal.node.load_with(index.increment)
+        return self._send(index, proposal.request, proposal.node, load, Reason.AGAIN, proposal.tried, now_s)
 
-    def _elsewhere(self, attempt: Attempt, now_s: float) -> Placement | Refusal:
-        tried = (*attempt.tried, attempt.node.name)
+    def _elsewhere(self, proposal: Proposal, now_s: float) -> Placement | Refusal:
+        tried = (*proposal.tried, proposal.node.name)
         if len(tried) >= self.policy.rejections:
             self._refused += 1
-            return exhausted(attempt.request, tried)
-        index = self.fleet.index(attempt.request.shape)
-        group = self.affinity.group(attempt.request)
+            return exhausted(proposal.request, tried)
+        index = self.fleet.index(proposal.request.shape)
+        group = self.affinity.group(proposal.request)
         if group:
-            return self._place_in_group(self._groups.get(group), index, attempt.request, now_s, tried)
-        return self._place_by_choice(index, attempt.request, tried, now_s)
+            return self._place_in_group(self._groups.get(group), index, proposal.request, now_s, tried)
+        return self._place_by_choice(index, proposal.request, tried, now_s)
 
-    def _withdraw(self, attempt: Attempt, now_s: float) -> None:
-        self._attempts.pop(attempt.request.sandbox_id, None)
-        attempt.node.drop(attempt)
-        self.fleet.reconsider(attempt.node, now_s)
+    def _withdraw(self, proposal: Proposal, now_s: float) -> None:
+        self._proposals.pop(proposal.request.sandbox_id, None)
+        proposal.node.drop(proposal)
+        self.fleet.reconsider(proposal.node, now_s)
 
     def withdraw(self, sandbox_id: str, now_s: float, *, failed: bool = False) -> Orphan | None:
         """Forget a placement that nobody wants any more, or whose failure is reported.
@@ -403,22 +403,22 @@ class PlacementEngine:
         Returns:
             What to remove, as the node may have it; the same is remembered for when the node is heard of again.
         """
-        attempt = self._attempts.get(sandbox_id)
-        if attempt is None:
+        proposal = self._proposals.get(sandbox_id)
+        if proposal is None:
             return None
         if failed:
             self._failed += 1
-            attempt.node.trust.failed(now_s, self.policy.trust)
-        self._withdraw(attempt, now_s)
+            proposal.node.trust.failed(now_s, self.policy.trust)
+        self._withdraw(proposal, now_s)
         reason = "its failure was reported" if failed else "the request was withdrawn"
-        self._doubts.note(sandbox_id, attempt.node.name, reason, now_s)
-        return Orphan(sandbox_id=sandbox_id, node=attempt.node.name, reason=reason)
+        self._doubts.note(sandbox_id, proposal.node.name, reason, now_s)
+        return Orphan(sandbox_id=sandbox_id, node=proposal.node.name, reason=reason)
 
     def ended(self, sandbox_id: str) -> None:
         """Forget a sandbox that is gone, so that its id may be used anew."""
-        attempt = self._attempts.pop(sandbox_id, None)
-        if attempt is not None:
-            self._lighten(attempt)
+        proposal = self._proposals.pop(sandbox_id, None)
+        if proposal is not None:
+            self._lighten(proposal)
 
     # What is left over.
 
@@ -438,34 +438,34 @@ class PlacementEngine:
         and
         that several reports in a row have shown twice: a duplicate is often about to be cleared up by itself.
         """
-        attempt = self._attempts.get(sandbox_id)
-        known = attempt.node.name if attempt is not None and attempt.accepted_at_s is not None else None
+        proposal = self._proposals.get(sandbox_id)
+        known = proposal.node.name if proposal is not None and proposal.accepted_at_s is not None else None
         verdict = [
             msgspec.structs.replace(holder, handed_out=holder.handed_out or holder.node == known) for holder in holders
         ]
         _, orphans = keep_one(sandbox_id, verdict)
         return orphans
 
-    def _current(self, sandbox_id: str, node: str) -> Attempt | None:
-        attempt = self._attempts.get(sandbox_id)
-        return attempt if attempt is not None and attempt.node.name == node else None
+    def _current(self, sandbox_id: str, node: str) -> Proposal | None:
+        proposal = self._proposals.get(sandbox_id)
+        return proposal if proposal is not None and proposal.node.name == node else None
 
-    def _waiting(self, sandbox_id: str, node: str) -> Attempt:
-        attempt = self._current(sandbox_id, node)
-        if attempt is None or attempt.accepted_at_s is not None:
+    def _waiting(self, sandbox_id: str, node: str) -> Proposal:
+        proposal = self._current(sandbox_id, node)
+        if proposal is None or proposal.accepted_at_s is not None:
             raise InvalidStateError(
                 f"{sandbox_id} is not being created on {node}",
                 detail="it was not sent there, was answered already, or has gone elsewhere",
                 resolution="tell each answer once, and ignore those of nodes that were given up",
             )
-        return attempt
+        return proposal
 
     def statistics(self) -> EngineStatistics:
         """Return what the engine did so far."""
         return EngineStatistics(
             nodes=len(self.fleet),
             offered=sum(state.offered for state in self.fleet),
-            open=sum(attempt.accepted_at_s is None for attempt in self._attempts.values()),
+            open=sum(proposal.accepted_at_s is None for proposal in self._proposals.values()),
             placed=self._placed,
             scanned=self._scanned,
             rejected=self._rejected,
@@ -476,12 +476,12 @@ class PlacementEngine:
         )
 
 
-def _placement(attempt: Attempt, *, repeated: bool) -> Placement:
+def _placement(proposal: Proposal, *, repeated: bool) -> Placement:
     return Placement(
-        sandbox_id=attempt.request.sandbox_id,
-        node=attempt.node.name,
-        attempt=attempt.number,
-        load=attempt.load,
-        reason=attempt.reason,
+        sandbox_id=proposal.request.sandbox_id,
+        node=proposal.node.name,
+        number=proposal.number,
+        load=proposal.load,
+        reason=proposal.reason,
         repeated=repeated,
     )

@@ -18,8 +18,8 @@ from dsec.placement.view import Health, NodeView
 NO_TICKET = -1
 
 
-class Attempt(msgspec.Struct, eq=False):
-    """One sandbox that was sent to one node, and whether the node has answered.
+class Proposal(msgspec.Struct, eq=False):
+    """One sandbox that one node was asked for, and whether the node has answered. The node decides.
 
     A `msgspec.Struct`, because one is made in every decision and its constructor is not Python.
 
@@ -75,7 +75,7 @@ class NodeState:
 
     def __init__(self, view: NodeView, rank: int, as_of_s: float, *, overlay: bool = True, own_weight: int = 1) -> None:
         self.name, self.rank, self.overlay, self.own_weight = view.node, rank, overlay, own_weight
-        self.recent: list[Attempt] = []
+        self.recent: list[Proposal] = []
         self.trust = Trust()
         self.view_weight, self.mean = 1.0, NOTHING
         self.offered = False
@@ -93,7 +93,7 @@ class NodeState:
         before = self.recent
         same_life = view.incarnation == self.view.incarnation
         grown = view.creations_seen - self.view.creations_seen if same_life else 0
-        self.recent = [attempt for attempt in before if same_life and not shown_by(attempt, view, as_of_s)]
+        self.recent = [proposal for proposal in before if same_life and not shown_by(proposal, view, as_of_s)]
         self.view, self.as_of_s = view, as_of_s
         self.heard_s = max(self.heard_s, as_of_s)
         capacity = view.capacity
@@ -122,8 +122,8 @@ class NodeState:
         self.sandboxes, self.creating = float(used.sandboxes), float(used.creating)
         self.own_cpu_millis = self.own_memory_bytes = self.own_sandboxes = 0.0
         if self.overlay:
-            for attempt in self.recent:
-                self._count(attempt.increment, 1.0)
+            for proposal in self.recent:
+                self._count(proposal.increment, 1.0)
 
     def _count(self, increment: Increment, sign: float) -> None:
         self.own_cpu_millis += sign * increment.cpu_millis
@@ -135,19 +135,19 @@ class NodeState:
         self.sandboxes += weight
         self.creating += weight
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, proposal: Proposal) -> None:
         """Count a placement."""
-        self.recent.append(attempt)
+        self.recent.append(proposal)
         if self.overlay:
-            self._count(attempt.increment, 1.0)
+            self._count(proposal.increment, 1.0)
 
-    def drop(self, attempt: Attempt) -> bool:
+    def drop(self, proposal: Proposal) -> bool:
         """Count a placement no more; return False, with nothing done, if a view has taken its place."""
         for at, one in enumerate(self.recent):
-            if one is attempt:
+            if one is proposal:
                 del self.recent[at]
                 if self.overlay:
-                    self._count(attempt.increment, -1.0)
+                    self._count(proposal.increment, -1.0)
                 return True
         return False
 
@@ -192,13 +192,13 @@ class NodeState:
         return self.view.health is Health.ACCEPTING
 
 
-def shown_by(attempt: Attempt, view: NodeView, as_of_s: float) -> bool:
+def shown_by(proposal: Proposal, view: NodeView, as_of_s: float) -> bool:
     """Say whether a view of the same incarnation has this placement in it.
 
     By the ticket, where the node gave one. A node that numbers nothing is asked again: an answer that was there
     before the view was asked for is in the view. Both times are the scheduler's own. An unanswered placement is in no
     view for certain.
     """
-    if attempt.ticket != NO_TICKET:
-        return view.creations_seen >= attempt.ticket
-    return attempt.accepted_at_s is not None and as_of_s > attempt.accepted_at_s
+    if proposal.ticket != NO_TICKET:
+        return view.creations_seen >= proposal.ticket
+    return proposal.accepted_at_s is not None and as_of_s > proposal.accepted_at_s
