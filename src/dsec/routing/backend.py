@@ -18,6 +18,7 @@ from dsec.base.errors import InvalidRequestError
 from dsec.costs.checks import check_count, check_not_negative, check_positive
 from dsec.costs.token_prices import TokenPrices
 from dsec.model.value import Value
+from dsec.routing.model_names import is_same_model
 
 
 class BackendKind(enum.Enum):
@@ -45,7 +46,8 @@ class Limits(Value, frozen=True):
 
     Attributes:
         slots: calls that it serves side by side; further ones wait at the gateway.
-        waiting: calls that may wait for a slot there; beyond it the backend is full.
+        waiting: calls that may wait for a slot there; beyond it the backend is full. Of one project at most as many may
+            wait as places are left, so that one alone fills half of them and the others still find some.
         context_tokens: input and output of one call together.
         requests_per_minute: calls begun in any 60 s.
         tokens_per_minute: tokens of calls begun in any 60 s, input and output.
@@ -155,12 +157,8 @@ class Backend(Value, frozen=True):
         return self.model or self.group
 
     def answers_as(self, model: str) -> bool:
-        """Say whether an answer that names `model` is from the model that was asked for.
-
-        Services answer with a dated name (``model-20260101``) to a short one, so a name that goes on after a dash
-        with a digit counts as the same.
-        """
-        return any(_same_model(name, model) for name in (self.model_name, *self.aliases))
+        """Say whether an answer that names `model` is from the model that was asked for."""
+        return any(is_same_model(name, model) for name in (self.model_name, *self.aliases))
 
     def s_per_token(self, calls: int) -> float:
         """Return the time of one output token of each of so many calls side by side; 0 if it is not known."""
@@ -178,11 +176,6 @@ class Backend(Value, frozen=True):
         cached_s = cached_tokens / self.cached_tokens_per_s if self.cached_tokens_per_s else 0.0
         new = input_tokens - cached_tokens
         return cached_s + (new / self.prefill_tokens_per_s if self.prefill_tokens_per_s else 0.0)
-
-
-def _same_model(name: str, answered: str) -> bool:
-    rest = answered.removeprefix(name)
-    return answered.startswith(name) and (not rest or (rest[0] in "-@:" and rest[1:2].isdigit()))
 
 
 def _wrong(name: str, value: object, wanted: str) -> InvalidRequestError:

@@ -101,7 +101,8 @@ def refused_by(request: RouteRequest, view: BackendView, now_s: float) -> tuple[
         return Verdict.UNHEALTHY, view.suspended_until_s if math.isfinite(view.suspended_until_s) else None
     if view.paused_until_s > now_s:
         return Verdict.PAUSED, view.paused_until_s
-    if limits.slots is not None and view.running + view.waiting >= limits.slots + limits.waiting:
+    if not view.has_room:
+        assert limits.slots is not None
         return Verdict.FULL, now_s + view.hold_s / limits.slots
     if view.requests_open_at_s > now_s:
         return Verdict.REQUESTS, view.requests_open_at_s
@@ -218,7 +219,8 @@ def _sentence(request: RouteRequest, one: _Looked, verdict: Verdict, taken: _Loo
         case Verdict.CONTEXT:
             return f"the call may use {request.bound_tokens} tokens; its context holds {limits.context_tokens}"
         case Verdict.FULL:
-            return f"{one.view.waiting} calls wait there already{wait}"
+            own = f", {one.view.own_waiting} of them of this project" if one.view.own_waiting else ""
+            return f"{one.view.waiting} calls wait there already{own}{wait}"
         case Verdict.REQUESTS:
             return f"{one.view.requests_used} of {limits.requests_per_minute} requests of this minute are used{wait}"
         case Verdict.TOKENS:

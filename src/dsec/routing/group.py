@@ -78,7 +78,7 @@ class Group:
         self._places: list[tuple[_Lane, Entry] | None] = [None] * len(self.states)
         self._open = 0
         self._opens_s = math.inf
-        self._limited = sum(state.bit for state in self.states if _is_limited(state.backend))
+        self._limited = 0
         self._bits = {state.backend.name: state.bit for state in self.states}
         self._least_context = min((_context(backend) for backend in declared), default=math.inf)
         for state in self.states:
@@ -104,6 +104,8 @@ class Group:
         closed_until_s = state.closed_until_s()
         if closed_until_s > now_s:
             self._opens_s = min(self._opens_s, closed_until_s)
+        limited = _is_limited(backend) or state.is_crowded
+        self._limited = self._limited | state.bit if limited else self._limited & ~state.bit
         if closed_until_s > now_s or state.is_full:
             self._open &= ~state.bit
         else:
@@ -119,7 +121,7 @@ class Group:
         return 0
 
     def candidates(self, request: RouteRequest, now_s: float) -> int:
-        """Return the backends that a call may go to now, one bit each, but for their limits per minute."""
+        """Return the backends that a call may go to now, one bit each, but for what `admits` looks at."""
         if now_s >= self._opens_s:
             self._reopen(now_s)
         mask = self._open
@@ -165,8 +167,12 @@ class Group:
         return best
 
     def admits(self, state: BackendState, request: RouteRequest, now_s: float) -> bool:
-        """Say whether the limits per minute have room for a call."""
-        return state.requests.admits(1, now_s) and state.tokens.admits(request.bound_tokens, now_s)
+        """Say whether the limits per minute, and the project's part of the queue, have room for a call."""
+        return (
+            state.has_room(request.project)
+            and state.requests.admits(1, now_s)
+            and state.tokens.admits(request.bound_tokens, now_s)
+        )
 
     def at(self, request: RouteRequest, state: BackendState, tokens: int) -> Best:
         """Return what a call would meet at one backend."""
@@ -179,7 +185,7 @@ class Group:
         return first_s, place[1], tokens
 
     def _first_entry(self, request: RouteRequest, now_s: float, lane: _Lane, mask: int) -> Entry | None:
-        """Return the first of a lane that is in the mask and has room in its minute."""
+        """Return the first of a lane that is in the mask and admits the call."""
         limited = self._limited & mask
         if mask.bit_count() > _FEW:
             if not limited:

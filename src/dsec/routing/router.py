@@ -164,7 +164,7 @@ class Router:
             levels = group.index.match(request.blocks, now_s) if request.blocks else []
             for state in group.states:
                 tokens = group.hit_tokens(state, request, levels)
-                views.append(state.view(tokens, request.bound_tokens, now_s))
+                views.append(state.view(tokens, request.bound_tokens, request.project, now_s))
         return views
 
     def _at_home(
@@ -187,7 +187,7 @@ class Router:
         verdicts = []
         for group in groups:
             for state in group.states:
-                verdict, opens = refused_by(request, state.view(0, request.bound_tokens, now_s), now_s)
+                verdict, opens = refused_by(request, state.view(0, request.bound_tokens, request.project, now_s), now_s)
                 verdicts.append((state.backend.name, verdict or Verdict.FULL, opens))
         return refusal(request, verdicts, now_s)
 
@@ -207,6 +207,7 @@ class Router:
             )
         call = Assignment(
             state=state,
+            project=request.project,
             blocks=request.blocks,
             input_tokens=request.input_tokens,
             counted_tokens=request.bound_tokens,

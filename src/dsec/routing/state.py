@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dsec.routing.backend import Backend
 from dsec.routing.policy import RoutingPolicy
 from dsec.routing.retrying import Failure, FailureKind
-from dsec.routing.view import BackendView, queue_time_s
+from dsec.routing.view import BackendView, has_room, queue_time_s
 from dsec.routing.windows import MinuteWindow
 
 _PAUSING = frozenset({FailureKind.LIMITED, FailureKind.OVERLOADED})
@@ -29,6 +29,7 @@ class Assignment:
 
     Attributes:
         state: the backend's.
+        project: whose it is.
         blocks: of its prompt.
         input_tokens: of its prompt.
         counted_tokens: what it counts for the limit of tokens.
@@ -42,6 +43,7 @@ class Assignment:
     """
 
     state: BackendState
+    project: str
     blocks: tuple[int, ...]
     input_tokens: int
     counted_tokens: int
@@ -69,6 +71,7 @@ class BackendState:
         number: its place in its group.
         bit: the same as a bit.
         running, waiting: calls there.
+        waiting_by_project: those that wait, by project.
         hold_s: mean time that a call holds a slot; 0 until one was expected or seen.
         reported_queue_s: queue inside of the backend.
         hits: share of predicted hits that were real.
@@ -108,6 +111,7 @@ class BackendState:
         "tokens",
         "trial",
         "waiting",
+        "waiting_by_project",
     )  # fmt: skip
 
     def __init__(self, backend: Backend, rank: int, number: int, policy: RoutingPolicy) -> None:
@@ -116,6 +120,7 @@ class BackendState:
         self.number = number
         self.bit = 1 << number
         self.running = self.waiting = 0
+        self.waiting_by_project: dict[str, int] = {}
         self.hold_s = self.reported_queue_s = 0.0
         self.hits = 1.0
         self.requests = MinuteWindow(backend.limits.requests_per_minute)
@@ -141,21 +146,38 @@ class BackendState:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more calls may wait."""
+        """Whether no call may wait any more, whosever it is."""
         limits = self.backend.limits
         return limits.slots is not None and self.running + self.waiting >= limits.slots + limits.waiting
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether some project may have as many calls waiting as places are left."""
+        limits = self.backend.limits
+        return limits.slots is not None and self.running + 2 * self.waiting >= limits.slots + limits.waiting
+
+    def has_room(self, project: str) -> bool:
+        """Say whether one more call of a project may wait."""
+        limits = self.backend.limits
+        return limits.slots is None or has_room(
+            slots=limits.slots,
+            waiting=limits.waiting,
+            calls=self.running + self.waiting,
+            own=self.waiting_by_project.get(project, 0),
+        )
 
     def closed_until_s(self) -> float:
         """Return until when it is paused or suspended; infinite while a call tries it."""
         return math.inf if self.trial is not None else max(self.paused_until_s, self.suspended_until_s)
 
-    def view(self, hit_tokens: int, bound_tokens: int, now_s: float) -> BackendView:
+    def view(self, hit_tokens: int, bound_tokens: int, project: str, now_s: float) -> BackendView:
         """Return all facts for the decision on a call."""
         return BackendView(
             backend=self.backend,
             rank=self.rank,
             running=self.running,
             waiting=self.waiting,
+            own_waiting=self.waiting_by_project.get(project, 0),
             hold_s=self.hold_s,
             reported_queue_s=self.reported_queue_s,
             hit_tokens=hit_tokens,
@@ -173,6 +195,8 @@ class BackendState:
     def assign(self, call: Assignment, expected_hold_s: float) -> None:
         """Count a call that will be sent."""
         self.waiting += 1
+        if call.project:
+            self.waiting_by_project[call.project] = self.waiting_by_project.get(call.project, 0) + 1
         self.requests.reserve(1)
         self.tokens.reserve(call.counted_tokens)
         if self.hold_s == 0:
@@ -182,7 +206,7 @@ class BackendState:
 
     def start(self, call: Assignment, now_s: float) -> None:
         """Count a call as sent."""
-        self.waiting -= 1
+        self._stop_waiting(call)
         self.running += 1
         call.started_s = now_s
         call.request_cell = self.requests.send(1, now_s)
@@ -199,13 +223,20 @@ class BackendState:
         """Count a call no longer; one that was never sent leaves no trace."""
         call.is_done = True
         if call.started_s is None:
-            self.waiting -= 1
+            self._stop_waiting(call)
             self.requests.cancel(1)
             self.tokens.cancel(call.counted_tokens)
         else:
             self.running -= 1
         if self.trial is call:
             self.trial = None
+
+    def _stop_waiting(self, call: Assignment) -> None:
+        self.waiting -= 1
+        if call.project:
+            self.waiting_by_project[call.project] -= 1
+            if not self.waiting_by_project[call.project]:
+                del self.waiting_by_project[call.project]
 
     def succeeded(self, call: Assignment, now_s: float) -> None:
         """Trust it again, and learn how long calls take."""

@@ -14,6 +14,7 @@ class BackendView(Value, frozen=True):
         rank: its place among all backends; the last word among equals.
         running: calls that it serves now.
         waiting: calls that wait at the gateway for one of its slots.
+        own_waiting: of these, the calls of this call's project.
         hold_s: how long a call usually holds a slot.
         reported_queue_s: queue inside of the backend, if it tells; it counts on top.
         hit_tokens: tokens of this call's prompt that its cache should hold.
@@ -30,6 +31,7 @@ class BackendView(Value, frozen=True):
     rank: int = 0
     running: int = 0
     waiting: int = 0
+    own_waiting: int = 0
     hold_s: float = 0.0
     reported_queue_s: float = 0.0
     hit_tokens: int = 0
@@ -42,9 +44,33 @@ class BackendView(Value, frozen=True):
     suspended_until_s: float = 0.0
 
     @property
+    def has_room(self) -> bool:
+        """Whether one more call of this project may wait."""
+        limits = self.backend.limits
+        return limits.slots is None or has_room(
+            slots=limits.slots, waiting=limits.waiting, calls=self.running + self.waiting, own=self.own_waiting
+        )
+
+    @property
     def load(self) -> float:
         """Calls there over its slots; without a limit of slots, plain calls."""
         return (self.running + self.waiting) / (self.backend.limits.slots or 1)
+
+
+def has_room(*, slots: int, waiting: int, calls: int, own: int) -> bool:
+    """Say whether one more call of a project finds room.
+
+    A slot that is free is for anybody. Of places to wait, a project has no more than are left (dynamic thresholds of
+    Choudhury and Hahne, 1998): one that comes alone may fill half of them, two a third each, and none shuts out others.
+
+    Args:
+        slots: calls served side by side.
+        waiting: places to wait.
+        calls: calls there, running or waiting.
+        own: of these, the project's that wait; 0 for a call without a project.
+    """
+    left = slots + waiting - calls
+    return left > waiting or own < left
 
 
 def queue_time_s(*, slots: int | None, calls: int, hold_s: float, reported_queue_s: float = 0.0) -> float:
