@@ -41,7 +41,7 @@ from dsec.gateway.ledger_record import Considered, Cut, Outcome
 from dsec.gateway.line import Line
 from dsec.gateway.thinking import ThinkingAllowance
 from dsec.routing.blocks import prefix_blocks
-from dsec.routing.choice import Candidate, Choice, Refusal, Why
+from dsec.routing.choice import Candidate, Choice, Refusal, Verdict, Why
 from dsec.routing.request import RouteRequest
 from dsec.routing.retrying import Again, Failure, FailureKind, RetryPolicy, Where
 from dsec.routing.router import Router
@@ -49,6 +49,7 @@ from dsec.routing.router import Router
 log = structlog.get_logger(__name__)
 _DECISIONS = 8
 """How often a call is decided anew when others took its place between decision and assignment."""
+_LIMITS = frozenset({Verdict.PAUSED, Verdict.REQUESTS, Verdict.TOKENS})
 _MOST_WAITING = 10_000
 """Calls that wait for a minute's limit to open; more are refused."""
 
@@ -230,7 +231,7 @@ class Proxy:
         while True:
             try:
                 async with asyncio.timeout(call.deadline_s - self._clock.boot_s()) as deadline:
-                    attempt = await self._admit(call, excluded)
+                    attempt = await self._admit_again(call, excluded, failures)
                     async with attempt:
                         try:
                             first = await attempt.open(attempt.begin(new_id("att", self._random_bytes, length=16)))
@@ -280,6 +281,16 @@ class Proxy:
         silent = self._mute[call.asked.api] | set(call.tried)
         return sum(line.service.group in groups and name not in silent for name, line in self.lines.items())
 
+    async def _admit_again(self, call: Call, excluded: frozenset[str], failures: list[Failure]) -> Attempt:
+        """Choose and wait; where nothing is left after failures, the caller is told of those."""
+        try:
+            return await self._admit(call, excluded)
+        except ToldError as told:
+            if not failures:
+                raise
+            hint_s = failures[-1].retry_after_s
+            raise ToldError(error_of(failures), told.retry_after_s if hint_s is None else hint_s) from told
+
     async def _admit(self, call: Call, excluded: frozenset[str]) -> Attempt:
         """Choose a backend and wait for a slot there.
 
@@ -320,29 +331,38 @@ class Proxy:
                 found = self.router.decide(request, now_s)
             if isinstance(found, Choice):
                 return found
-            await self._wait_open(call, found, now_s)
+            await self._wait_open(call, request, found, now_s)
 
-    async def _wait_open(self, call: Call, refusal: Refusal, now_s: float) -> None:
-        """Wait until a limit opens, if that is worth it.
+    async def _wait_open(self, call: Call, request: RouteRequest, refusal: Refusal, now_s: float) -> None:
+        """Wait until a limit opens, if it is a limit that closes the door, and waiting is worth it.
 
         Raises:
-            DsecError: it is not.
+            ToldError: it is not.
         """
-        opens_s = refusal.opens_at_s
+        opens_s = self._limit_opens_s(request, refusal, now_s)
         if (
-            not refusal.retryable
-            or opens_s is None
+            opens_s is None
             or opens_s - now_s > call.model.queue_timeout_s
             or opens_s > call.deadline_s
             or self._waiting >= _MOST_WAITING
         ):
-            hint_s = None if opens_s is None else max(0.0, opens_s - now_s)
-            raise ToldError(_refusal_error(refusal), hint_s)
+            hint_s = None if refusal.opens_at_s is None else max(0.0, refusal.opens_at_s - now_s)
+            raise ToldError(_refusal_error(refusal, limited=opens_s is not None), hint_s)
         self._waiting += 1
         try:
             await asyncio.sleep(max(0.005, opens_s - now_s))
         finally:
             self._waiting -= 1
+
+    def _limit_opens_s(self, request: RouteRequest, refusal: Refusal, now_s: float) -> float | None:
+        """Return when the first limit opens; None if it is not a limit, but full queues or ill backends."""
+        if not refusal.retryable:
+            return None
+        found = refusal if refusal.candidates else self.router.explain(request, now_s)
+        return min(
+            (one.opens_at_s for one in found.candidates if one.verdict in _LIMITS and one.opens_at_s is not None),
+            default=None,
+        )
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
@@ -443,13 +463,15 @@ def _outcome(failure: Failure) -> Outcome:
     return Outcome.REFUSED if refused else Outcome.FAILED
 
 
-def _refusal_error(refusal: Refusal) -> DsecError:
+def _refusal_error(refusal: Refusal, *, limited: bool) -> DsecError:
     if refusal.why is Why.EXCLUDED:
         return GatewayBusyError(
             f"no backend of {refusal.model!r} speaks this protocol, or none is left for this call",
             detail=refusal.detail,
             resolution="see `dsec gateway explain`",
         )
+    if limited:
+        return RateLimitedError(refusal.brief, detail=refusal.detail, resolution="try again later, or add a backend")
     return refusal.error()
 
 
