@@ -139,7 +139,8 @@ def test_a_directory_without_results_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pictures_and_a_page_are_written(tmp_path: Path) -> None:
-    result = _run(str(_EXAMPLES / "platform.toml"), "--plot", str(tmp_path / "pictures"), "--html", str(tmp_path / "report.html"))
+    pictures, page = str(tmp_path / "pictures"), str(tmp_path / "report.html")
+    result = _run(str(_EXAMPLES / "platform.toml"), "--plot", pictures, "--html", page)
     assert result.exit_code == 0, result.output
     assert any((tmp_path / "pictures").iterdir())
     assert "normal.rebuilt" in (tmp_path / "report.html").read_text(encoding="utf8")

@@ -40,7 +40,7 @@ def run_check(text: str, *, name: str, combination: str | None, seed: int, as_js
 def _print(found: Check) -> None:
     item = found.combination
     click.echo(
-        f"{item.name} with {item.units} replicas and {item.hosts} hosts: {found.tasks:,} tasks, "
+        f"{item.name}, replicas: {item.units}, hosts: {item.hosts}; {found.tasks:,} tasks, "
         f"{found.simulated_s:,.0f} simulated seconds\n"
     )
     rows = [

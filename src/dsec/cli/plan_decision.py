@@ -97,7 +97,7 @@ def _print_front(decision: Decision) -> None:
         return
     exact = "of all combinations" if decision.front_is_exact else "of the cheapest for each number of hosts"
     click.echo(f"\ncheaper or faster, {exact}")
-    rows = [(item.name, f"{item.completion_s:.5g} s", f"{item.usd_per_thousand:.4g}") for item in decision.front[:20]]
+    rows = [(item.name, f"{item.completion_s:.7g} s", f"{item.usd_per_thousand:.5g}") for item in decision.front[:20]]
     print_table(("combination", "time", "USD/1000"), rows)
 
 

@@ -10,7 +10,7 @@ from dsec.base.errors import NotFoundError
 from dsec.cli.output import print_table
 from dsec.cli.plan_reading import read_text
 from dsec.episode.frames import scan_frames
-from dsec.planner.from_run import RunPlan, plan_from_run
+from dsec.planner.from_run import Case, RunPlan, plan_from_run
 from dsec.verification.attempt_result import AttemptResult, decode_results
 
 RESULTS_NAME = "results.jsonl"
@@ -50,7 +50,7 @@ def print_fit(found: RunPlan) -> None:
     """Print what was fitted, and the three ways to read it."""
     fit = found.fit
     click.echo(
-        f"{fit.attempts} attempts in {fit.span_s:,.0f} s, {fit.in_flight:.3g} at the same time"
+        f"{fit.attempts} attempts in {fit.span_s:,.4g} s, {fit.in_flight:.3g} at the same time"
         + (f"; {fit.left_out} left out" if fit.left_out else "")
         + "\n"
     )
@@ -61,10 +61,20 @@ def print_fit(found: RunPlan) -> None:
     ]
     print_table(("input", "fitted", "95 % interval", "from", "by"), rows)
     click.echo(f"\n{found.times:g} times the load")
-    cases = [
-        (case.name, case.chosen or "none", str(case.units), str(case.hosts), f"{case.completion_s:.4g} s",
-         f"{case.usd_per_thousand:.4g}", f"{case.share_in_time:.1%}")
-        for case in found.cases
-    ]  # fmt: skip
+    cases = [_cells(case) for case in found.cases]
     print_table(("reading", "combination", "replicas", "hosts", "time", "USD/1000", "in time"), cases)
     click.echo()
+
+
+def _cells(case: Case) -> tuple[str, ...]:
+    if not case.chosen:
+        return (case.name, "none reaches the goal", "-", "-", "-", "-", "-")
+    return (
+        case.name,
+        case.chosen,
+        str(case.units),
+        str(case.hosts),
+        f"{case.completion_s:.4g} s",
+        f"{case.usd_per_thousand:.4g}",
+        f"{case.share_in_time:.1%}",
+    )
