@@ -20,7 +20,7 @@ from dsec.base.errors import (
 from dsec.model.event import EventKind
 from dsec.model.pool import PoolChange, PoolStatistics
 from dsec.model.process import CommandRequest
-from dsec.model.sandbox import Lifetime, Resources, SandboxSpec, SandboxState
+from dsec.model.sandbox import Lifetime, QosClass, Resources, SandboxSpec, SandboxState
 from dsec.node.node import Node
 from dsec.runtimes.memory import MemoryInstance
 from dsec.stores.port import Tenancy
@@ -145,10 +145,26 @@ async def test_a_successor_sees_nothing_of_its_predecessor(host: MemoryHost, nod
 
 async def test_what_does_not_match_is_created_as_ever(node: Node) -> None:
     await filled(node)
-    for spec in (SandboxSpec(resources=Resources(pids=7)), SandboxSpec(resources=Resources(memory_bytes=64 << 20))):
+    for spec in (SandboxSpec(resources=Resources(open_files=99)), SandboxSpec(qos=QosClass.BEST_EFFORT)):
         info = await node.create(spec)
         assert node._core.registry.find(info.sandbox_id).record.pool == ""
     assert (await statistics(node)).hand_outs == 0
+
+
+async def test_limits_that_can_be_set_are_the_tenants_own_and_go_with_it(host: MemoryHost, node: Node) -> None:
+    await filled(node, PoolChange(floor=1, maximum=1, spreads=0.0))
+    tight = SandboxSpec(resources=Resources(pids=5, memory_bytes=64 << 20, cpu_millis=100))
+    info = await node.create(tight, sandbox_id="sbx-tight")
+    assert info.spec.resources.pids == 5
+    limits = instance_of(host, node, "sbx-tight").request.resources
+    assert (limits.pids, limits.memory_bytes, limits.cpu_millis) == (5, 64 << 20, 100)
+    await node.rollback("sbx-tight")
+    assert instance_of(host, node, "sbx-tight").request.resources.pids == 5
+    await node.remove("sbx-tight")
+    await quiet(node)
+    await node.create(SPEC, sandbox_id="sbx-plain")
+    assert instance_of(host, node, "sbx-plain").request.resources.pids == 512
+    assert (await statistics(node)).creations == 1
 
 
 async def test_the_same_id_asked_twice_gets_one_sandbox(node: Node) -> None:
@@ -377,7 +393,7 @@ async def test_a_host_without_memory_makes_the_pool_give_up_what_stands_ready(ho
     await filled(node)
     host.host.memory_bytes = 1
     with pytest.raises(HostOutOfMemoryError, match="1 B of memory left") as refused:
-        await node.create(SandboxSpec(resources=Resources(pids=9)))
+        await node.create(SandboxSpec(resources=Resources(open_files=99)))
     assert "memory_available_bytes is 1, the threshold is 2.68435e+08" in refused.value.detail
     assert "ask again in 5 s" in refused.value.resolution
     await quiet(node)
@@ -387,7 +403,7 @@ async def test_a_host_without_memory_makes_the_pool_give_up_what_stands_ready(ho
 async def test_a_host_under_pressure_refuses_with_measure_threshold_and_hysteresis(
     host: MemoryHost, node: Node
 ) -> None:
-    other = SandboxSpec(resources=Resources(pids=9))
+    other = SandboxSpec(resources=Resources(open_files=99))
     for share, admitted in ((0.29, True), (0.31, False), (0.29, False), (0.26, True)):
         host.host.shares = {"memory_full": share}
         host.clock.advance(1.0)
@@ -522,7 +538,7 @@ MOST_STEPS = 300
 async def serve_and_take_back(node: Node) -> None:
     """Fill, hand out, use, take back, recycle, hand out again, roll back, and take away."""
     name = await filled(node, PoolChange(floor=1, maximum=2, spreads=0.0))
-    await node.create(SPEC, sandbox_id="sbx-a")
+    await node.create(SandboxSpec(resources=Resources(pids=5)), sandbox_id="sbx-a")
     await node.run("sbx-a", CommandRequest(argv=("true",)))
     await node.remove("sbx-a")
     await quiet(node)
@@ -541,6 +557,8 @@ async def check_whole(host: MemoryHost) -> None:
         await check_no_leak(host, node)
         for sandbox in node._core.vacant.values():
             assert sandbox.record.tenancy is Tenancy.CLEAN
+            instance = host.runtime.instance(sandbox.running().instance.instance_id)
+            assert instance.request.resources.pids == 512
         await node.pools.set_pool(SPEC, PoolChange(floor=1, maximum=9))
         names = [(await node.create(SPEC)).sandbox_id for _ in range(3)]
         carriers = [node._core.registry.find(name).record.carrier for name in names]
@@ -560,7 +578,7 @@ async def test_a_node_killed_at_any_step_leaves_nothing_and_gives_nothing_twice(
         struck.add(faults.struck)
         await check_whole(host)
     assert step > 40
-    assert {"before exchange", "after exchange", "before set_host_name", "after launch", "before fingerprint"} <= struck
+    assert {"before exchange", "after exchange", "before set_host_name", "after limit", "before fingerprint"} <= struck
 
 
 async def test_a_step_that_fails_leaves_nothing_and_the_pool_goes_on() -> None:

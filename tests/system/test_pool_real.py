@@ -83,7 +83,9 @@ async def test_a_successor_on_the_same_berth_sees_a_fresh_sandbox(node: Node) ->
     assert node._core.registry.find("sbx-second").record.carrier == carrier
     pooled = await shell(node, "sbx-second", LOOK)
     # A limit that no pool serves makes a fresh one to compare with.
-    other = SandboxSpec(image="guest", resources=Resources(memory_bytes=128 << 20, disk_bytes=64 << 20, pids=65))
+    other = SandboxSpec(
+        image="guest", resources=Resources(memory_bytes=128 << 20, disk_bytes=64 << 20, open_files=16_000)
+    )
     await node.create(other, sandbox_id="sbx-freshie")
     fresh = await shell(node, "sbx-freshie", LOOK)
     assert pooled.replace("sbx-second", "NAME") == fresh.replace("sbx-freshie", "NAME")
@@ -99,6 +101,32 @@ async def test_a_hand_out_keeps_its_host_name_over_a_rollback_and_its_limits_hol
     usage = await node.statistics("sbx-a")
     assert usage.writable is not None
     assert usage.writable.quota_bytes == 64 << 20
+
+
+async def test_limits_of_a_tenant_hold_whether_above_or_below_those_of_its_pool(node: Node) -> None:
+    await node.pools.set_pool(SPEC, ONE)
+    for number, (memory_bytes, pids) in enumerate(((32 << 20, 9), (512 << 20, 200))):
+        await reading(node)
+        limits = Resources(memory_bytes=memory_bytes, disk_bytes=64 << 20, pids=pids, cpu_millis=300)
+        name = f"sbx-limits{number}"
+        await node.create(SandboxSpec(image="guest", resources=limits), sandbox_id=name)
+        assert node._core.registry.find(name).record.pool
+        instance = node._core.registry.find(name).running().instance
+        groups = [
+            path
+            for path in Path("/sys/fs/cgroup").glob(f"*/dsec/{node.node_id}/{instance.instance_id}")
+            if path.is_dir()
+        ]
+        found = {
+            file: int((group / file).read_text())
+            for group in groups
+            for file in ("memory.limit_in_bytes", "memory.max", "pids.max", "cpu.cfs_quota_us")
+            if (group / file).exists()
+        }
+        assert memory_bytes in (found.get("memory.limit_in_bytes"), found.get("memory.max"))
+        assert found["pids.max"] == pids
+        assert found.get("cpu.cfs_quota_us", 30_000) == 30_000
+        await node.remove(name)
 
 
 @pytest.mark.parametrize("what", ["file", "process"])

@@ -36,7 +36,7 @@ class Pooled:
     def __init__(self, service: SandboxService, image: str) -> None:
         self.service = service
         self.spec = SandboxSpec(image=image)
-        self._other = SandboxSpec(image=image, resources=Resources(pids=513))
+        self._other = SandboxSpec(image=image, resources=Resources(open_files=16_000))
         self.first_command_s: list[float] = []
         self.removal_s: list[float] = []
 

@@ -200,10 +200,7 @@ class Cgroups:
 
     def _settings_v1(self, group: str, limits: CgroupLimits) -> Iterator[tuple[Path, int | str]]:
         if limits.memory_bytes is not None:
-            memory = self._v1["memory"] / group
-            yield memory / "memory.limit_in_bytes", limits.memory_bytes
-            if limits.swap_bytes is not None and self.swap_is_accounted():
-                yield memory / "memory.memsw.limit_in_bytes", limits.memory_bytes + limits.swap_bytes
+            yield from self._memory_v1(self._v1["memory"] / group, limits.memory_bytes, limits.swap_bytes)
         if limits.pids is not None:
             yield self._v1["pids"] / group / "pids.max", limits.pids
         if limits.cpu_millis is not None:
@@ -212,6 +209,15 @@ class Cgroups:
             yield cpu / "cpu.cfs_quota_us", limits.cpu_millis * CPU_PERIOD_US // 1000
         if limits.idle:
             yield self._v1["cpu"] / group / "cpu.idle", 1
+
+    def _memory_v1(self, group: Path, memory_bytes: int, swap_bytes: int | None) -> Iterator[tuple[Path, int]]:
+        """Memory alone may never be more than memory and swap: raised, the latter goes first; lowered, the former."""
+        memory, both = group / "memory.limit_in_bytes", group / "memory.memsw.limit_in_bytes"
+        steps = [(memory, memory_bytes)]
+        if swap_bytes is not None and self.swap_is_accounted():
+            raised = memory_bytes > (_number(both) or 0)
+            steps.insert(0 if raised else 1, (both, memory_bytes + swap_bytes))
+        yield from steps
 
     def create_child(self, group: str, child: str) -> None:
         """Make a child group that only counts and kills."""

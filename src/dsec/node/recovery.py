@@ -94,7 +94,7 @@ class Recovery:
         """Adopt what stood ready in a pool, if it still is what the journal says: alive, and nothing runs in it."""
         core, name = self._core, instance_of(record)
         instance = await core.parts.runtime.adopt(name) if name in self._instances else None
-        if instance is None or record.layer not in self._layers or await _is_used(instance):
+        if instance is None or record.layer not in self._layers or not await _is_as_made(record, instance):
             # Its instance and layer are claimed by nobody now.
             core.slots.release(record.slot)
             return False
@@ -206,9 +206,13 @@ def _is_waste(record: SandboxRecord, pools: frozenset[str]) -> bool:
     return not is_ready or record.pool not in pools
 
 
-async def _is_used(instance: Instance) -> bool:
-    """Whether commands run in an instance, or it has ended meanwhile."""
+async def _is_as_made(record: SandboxRecord, instance: Instance) -> bool:
+    """Whether no commands run in an instance that lives. Its limits are set again: the node may have died while it gave
+    it to a tenant with others."""
     try:
-        return bool((await instance.fingerprint()).command_groups)
+        if (await instance.fingerprint()).command_groups:
+            return False
+        await instance.limit(record.spec.resources)
     except DsecError:
-        return True
+        return False
+    return True

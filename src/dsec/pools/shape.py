@@ -1,9 +1,10 @@
 """Which sandboxes a pool can serve: what is set when a sandbox is handed out, and what must have been set before.
 
-A sandbox that stands ready has its image mounted, its limits in force and its namespaces made: the image, the
-layers, the limits, the processor class and the network policy must match. Everything else belongs to the tenant and
-is given with it: id, host name, environment, metadata, seed, default user and directory, lifetime. A predecessor's
-cannot be seen, since the instance itself is a new one, launched on an empty layer, and these were never part of it.
+A sandbox that stands ready has its image mounted, its quota in force and its namespaces made: the image, the
+layers, the quota, the limit of open files, the processor class and the network policy must match. Everything else
+belongs to the tenant and is given with it: id, host name, limits of processor, memory and processes, environment,
+metadata, seed, default user and directory, lifetime. A predecessor's cannot be seen, since the instance itself is a
+new one, launched on an empty layer, and these were never part of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 
 def shape_key(spec: SandboxSpec) -> ShapeKey:
     """Return what must match, of a spec with the node's defaults filled in."""
-    return (spec.image.removesuffix(":latest"), spec.layers, spec.resources, spec.qos, spec.network.rules)
+    limits = (spec.resources.disk_bytes, spec.resources.open_files)
+    return (spec.image.removesuffix(":latest"), spec.layers, *limits, spec.qos, spec.network.rules)
 
 
 def shape_of(spec: SandboxSpec) -> SandboxSpec:

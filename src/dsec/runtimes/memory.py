@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dsec.base.errors import (
     AlreadyExistsError,
@@ -23,7 +26,7 @@ from dsec.base.errors import (
 from dsec.model.capability import Capability, CapabilityReport
 from dsec.model.files import FileKind
 from dsec.model.process import Stream
-from dsec.model.sandbox import SandboxStats
+from dsec.model.sandbox import Resources, SandboxStats
 from dsec.runtimes.memory_files import MemoryFiles
 from dsec.runtimes.memory_process import MemoryProcess
 from dsec.runtimes.memory_shell import find_program
@@ -138,6 +141,11 @@ class MemoryInstance:
     async def set_host_name(self, name: str) -> None:
         self.check_alive()
         self.host_name = name
+
+    async def limit(self, resources: Resources) -> None:
+        self.check_alive()
+        given = {name: value for name in _LIMITS if (value := getattr(resources, name)) is not None}
+        self.request = replace(self.request, resources=msgspec.structs.replace(self.request.resources, **given))
 
     async def wait_exited(self) -> str:
         await self._exited.wait()

@@ -292,6 +292,10 @@ class Instance(Protocol):
     async def set_host_name(self, name: str) -> None:
         """Give it another host name. Raises `CapabilityMissingError` where that is not possible from outside."""
 
+    async def limit(self, resources: Resources) -> None:
+        """Set the limits of processor, memory, swap and processes anew; None leaves one as it is, and the others are
+        ignored. Raises `CapabilityMissingError` for one that cannot be enforced."""
+
     async def wait_exited(self) -> str:
         """Wait until the init process is gone without `terminate`; return what is known of why."""
 

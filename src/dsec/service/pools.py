@@ -21,8 +21,9 @@ class PoolService(Protocol):
         """Return all pools with a reading of each, by name."""
 
     async def set_pool(self, spec: SandboxSpec, change: PoolChange = PoolChange()) -> PoolInfo:
-        """Make the pool of this spec's shape, or set it anew. Of `spec` counts what must match: image, layers, limits,
-        processor class and network policy. Idempotent.
+        """Make the pool of this spec's shape, or set it anew. Of `spec` counts what must match: image, layers, disk
+        quota, open files, processor class and network policy; its other limits are those that ready sandboxes stand
+        with. Idempotent.
 
         Raises:
             InvalidRequestError: a value is out of its bounds; names it and its unit.

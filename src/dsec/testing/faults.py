@@ -24,7 +24,7 @@ _STEPS = frozenset(
         "reattach",
         "create", "branch", "checkpoint",
         "put_sandbox", "delete_sandbox", "put_process", "delete_processes",
-        "exchange", "put_pool", "delete_pool", "set_host_name", "fingerprint",
+        "exchange", "put_pool", "delete_pool", "set_host_name", "fingerprint", "limit",
         "kill",
     }
 )  # fmt: skip

@@ -77,6 +77,8 @@ async def occupy(core: Core, berth: Sandbox, sandbox: Sandbox, resolved: Sandbox
     async with berth.transition:
         generation = berth.running()
         await generation.instance.set_host_name(resolved.hostname or sandbox.sandbox_id)
+        if resolved.resources != berth.record.spec.resources:
+            await generation.instance.limit(resolved.resources)
         old, maximum_s = berth.record, resolved.lifetime.maximum_s
         record = msgspec.structs.replace(
             old,

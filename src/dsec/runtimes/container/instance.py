@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 
 from dsec.base.errors import CapabilityMissingError, SandboxExitedError
+from dsec.linux.cgroups import CgroupLimits
 from dsec.linux.uts import set_host_name
 from dsec.model.process import Stream, TerminalSize
-from dsec.model.sandbox import SandboxStats
+from dsec.model.sandbox import Resources, SandboxStats
 from dsec.runtimes.container.bundle import ProcessIdentity, process_document
 from dsec.runtimes.container.child import HostChild
 from dsec.runtimes.container.command import (
@@ -370,6 +371,19 @@ class ContainerInstance:
             set_host_name(self.init_pid, name)
         except OSError as error:
             raise host_error(error, f"cannot set the host name of {self.instance_id}") from error
+
+    async def limit(self, resources: Resources) -> None:
+        self._require_alive()
+        limits = CgroupLimits(
+            memory_bytes=resources.memory_bytes,
+            swap_bytes=resources.swap_bytes,
+            pids=resources.pids,
+            cpu_millis=resources.cpu_millis,
+        )
+        try:
+            self._cgroups.limit(self.instance_id, limits)
+        except OSError as error:
+            raise host_error(error, f"cannot set the limits of {self.instance_id}") from error
 
     async def wait_exited(self) -> str:
         self._require_alive()

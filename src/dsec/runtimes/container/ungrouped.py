@@ -93,6 +93,9 @@ class Ungrouped:
         """Begin the record of an instance. Limits were refused before."""
         self._members(group).mkdir()
 
+    def limit(self, group: str, limits: CgroupLimits) -> None:
+        """Nothing enforces a limit here; whoever asked for one was refused before."""
+
     def create_child(self, group: str, child: str) -> None:
         os.close(os.open(self._members(group) / child, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
