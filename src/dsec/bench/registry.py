@@ -111,6 +111,13 @@ BENCHMARKS = (
         pure=True,
     ),
     Benchmark(
+        "sim",
+        "dsec.bench.sim:bench_sim",
+        "Events per second of the simulator, and a day of one scale unit; beside a bare heap.",
+        samples=10,
+        pure=True,
+    ),
+    Benchmark(
         "plan",
         "dsec.bench.plan:bench_plan",
         "Compare ten thousand combinations of a workload; beside a plain loop over the same formulas.",

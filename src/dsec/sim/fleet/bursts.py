@@ -28,15 +28,19 @@ class CloudGate:
         self._rules = BurstRules(above=rules.above_share, until=rules.until_share)
         self._own = [node for node in nodes if not node.group.cloud]
         self._cloud = [node for node in nodes if node.group.cloud]
+        for node in self._cloud:
+            node.opens_s = float("inf")
         self._capacity = _sum(self._own, free=False)
         self._bursting = False
-        self._rented = False
+        self._opens_s: float | None = None
         self._looked_s = float("-inf")
         self._used: Amounts = {}
         self._free: Amounts = {}
 
     def sends(self, now_s: float, sandbox: SimSandbox) -> bool:
-        """Say whether this request goes to the cloud; rent the machines with the first that does."""
+        """Say whether this request goes to the cloud. The first that would has the machines rented; it does not wait
+        for them.
+        """
         job = Job(
             job_id=sandbox.sandbox_id,
             project="",
@@ -54,11 +58,11 @@ class CloudGate:
             bursting=self._bursting,
         )
         self._bursting = plan.bursting
-        if plan.jobs and not self._rented:
-            self._rented = True
+        if plan.jobs and self._opens_s is None:
+            self._opens_s = now_s + max(node.group.ready_after_s for node in self._cloud)
             for node in self._cloud:
                 node.opens_s = now_s + node.group.ready_after_s
-        return bool(plan.jobs)
+        return bool(plan.jobs) and self._opens_s is not None and now_s >= self._opens_s
 
     def _look(self, now_s: float) -> None:
         """Add up what is used, once a second: who decides sees no more than a watcher tells."""

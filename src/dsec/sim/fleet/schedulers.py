@@ -70,7 +70,7 @@ class Schedulers:
     def watch(self, now_s: float, _: None = None) -> None:
         """Take a view of every node, and hand it to the schedulers after the delay."""
         if self.watching:
-            views = [node.view() for node in self._nodes if node.alive]
+            views = [node.view() for node in self._nodes if node.alive and node.opens_s <= now_s]
             if self._rules.view_delay_s:
                 self._calendar.at(now_s + self._rules.view_delay_s, self._observe, views)
             else:
