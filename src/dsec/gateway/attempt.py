@@ -184,6 +184,7 @@ class Attempt:
                 thinking_allowed=call.thinking_allowed,
                 estimate=expected,
                 estimated_usd=tariff.cost(expected, 0.0).total,
+                prices=tariff.source,
             )
         )
         self.attempt_id = attempt_id
@@ -410,7 +411,7 @@ class Attempt:
         seen = self.watcher.seen
         duration_s = now_s - self._sent_s
         unpaid = failure is not None and failure.kind in _UNPAID and not seen.report
-        usage = Usage() if unpaid else usage_of(seen, self.call.asked.input_tokens)
+        usage = Usage() if unpaid else usage_of(seen, self.call.asked.input_tokens, self.call.asked.input_bytes)
         return Ended(
             attempt=self.attempt_id,
             wall_s=self._clock.wall_s(),

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from dsec.base.clock import Clock, SystemClock
+from dsec.base.errors import InvalidRequestError, NotFoundError
 from dsec.base.ids import RandomBytes
 from dsec.costs.token_prices import TokenPrices
 from dsec.gateway.budgets import Accounts
-from dsec.gateway.config import GatewayConfig, Service
+from dsec.gateway.config import GatewayConfig, Prices, Service
 from dsec.gateway.flow import Turnstile
 from dsec.gateway.http_upstream import HttpUpstream, open_session, read_secret
 from dsec.gateway.key_ring import KeyRing
@@ -24,6 +25,7 @@ from dsec.gateway.tariff import Tariff
 from dsec.gateway.thinking import ThinkingAllowance
 from dsec.gateway.upstream import Upstream
 from dsec.routing.fairness import FairQueue
+from dsec.routing.price_table import PriceTable, parse_prices, shipped_prices, shipped_tables
 from dsec.routing.router import Router
 
 
@@ -55,6 +57,7 @@ async def open_proxy(
         service.name: read_secret(service, directory, os.environ if environment is None else environment)
         for service in config.backends
     }
+    tables = price_tables(config, directory)
     state = directory / config.gateway.state_dir
     ledger = Ledger(
         state,
@@ -69,7 +72,7 @@ async def open_proxy(
         async with open_session() as session:
             weights = {name: project.weight for name, project in config.projects.items()}
             lines = {
-                service.name: _line(service, HttpUpstream(service, secrets[service.name], session), weights)
+                service.name: _line(service, HttpUpstream(service, secrets[service.name], session), weights, tables)
                 for service in config.backends
             }
             router = Router(
@@ -81,11 +84,53 @@ async def open_proxy(
         ledger.close()
 
 
-def prices_of(service: Service) -> TokenPrices | None:
-    """Return a backend's prices; None: it is not sold by the token."""
+def price_tables(config: GatewayConfig, directory: Path) -> list[PriceTable]:
+    """Return the price tables that a gateway knows, its own first.
+
+    Raises:
+        InvalidRequestError: one cannot be read.
+    """
+    tables = []
+    for name in config.gateway.price_files:
+        try:
+            text = (directory / name).read_text(encoding="utf8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(
+                f"the price table {directory / name} cannot be read: {error}", resolution="correct price_files"
+            ) from error
+        tables.append(parse_prices(str(directory / name), text))
+    return [*tables, *(shipped_prices(name) for name in shipped_tables())]
+
+
+def prices_of(service: Service, tables: list[PriceTable]) -> tuple[TokenPrices | None, str]:
+    """Return a backend's prices and where they come from; None: it is not sold by the token.
+
+    Raises:
+        NotFoundError: no table has the model that it names.
+    """
+    if service.price_list is not None:
+        return _listed(service.price_list, tables)
     written = service.prices
     if written is None:
-        return None
+        return None, ""
+    return _written(written), ""
+
+
+def _listed(model: str, tables: list[PriceTable]) -> tuple[TokenPrices, str]:
+    last: NotFoundError | None = None
+    for table in tables:
+        try:
+            found = table.model(model)
+        except NotFoundError as error:
+            last = error
+            continue
+        return found.prices, f"{table.name} of {found.recorded_on.isoformat()}"
+    raise NotFoundError(
+        f"no price table has the model {model!r}", detail=str(last or ""), resolution="write prices, or a price table"
+    )
+
+
+def _written(written: Prices) -> TokenPrices:
     return TokenPrices(
         input_usd_per_mtoken=written.input_usd_per_mtoken,
         output_usd_per_mtoken=written.output_usd_per_mtoken,
@@ -94,14 +139,14 @@ def prices_of(service: Service) -> TokenPrices | None:
     )
 
 
-def _line(service: Service, upstream: Upstream, weights: Mapping[str, float]) -> Line:
-    prices = prices_of(service)
+def _line(service: Service, upstream: Upstream, weights: Mapping[str, float], tables: list[PriceTable]) -> Line:
+    prices, source = prices_of(service, tables)
     return Line(
         service=service,
         backend=declared(service, prices),
         upstream=upstream,
         turnstile=Turnstile(service.name, service.slots, FairQueue(weights)),
-        tariff=Tariff(prices, service.reserved_usd_per_h, service.slots),
+        tariff=Tariff(prices, service.reserved_usd_per_h, service.slots, source),
     )
 
 

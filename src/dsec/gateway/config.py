@@ -79,6 +79,7 @@ class Door(Value, frozen=True):
         ledger_segment_bytes: a ledger file that has grown to this size is followed by the next.
         sync_interval_s: the ledger reaches the disk itself at least so often; the death of a process loses nothing.
         explained_candidates: candidates that the ledger keeps of each decision.
+        price_files: further price tables, which count before those that come with dsec.
         record_to: directory in which every answer is recorded for replay; none: not recorded.
         grace_s: at a shutdown, open calls may go on for so long.
     """
@@ -96,6 +97,7 @@ class Door(Value, frozen=True):
     ledger_segment_bytes: int = 64 * MIB
     sync_interval_s: float = 1.0
     explained_candidates: int = 8
+    price_files: tuple[str, ...] = ()
     record_to: str | None = None
     grace_s: float = 30.0
 
@@ -177,7 +179,7 @@ class Service(Value, frozen=True):
         pace: time per token by calls side by side.
         prefill_tokens_per_s, cached_tokens_per_s, network_s: see `dsec.routing.backend.Backend`.
         prices: by the token, as written here.
-        price_list: or: the model's name in the price tables that come with dsec.
+        price_list: or: the model's name in a price table, of `price_files` or of those that come with dsec.
         reserved_usd_per_h: price of an hour of it, for one that is paid by time.
         success: probability that an answer passes.
         keeps_prefixes: whether it caches prefixes at all.

@@ -76,6 +76,7 @@ class Began(Record, frozen=True, kw_only=True, omit_defaults=True, tag="began", 
         thinking_allowed: what it may use; None: not limited.
         estimate: what it was expected to use; counts if it never ends.
         estimated_usd: what that costs; None: there is no price.
+        prices: the table that prices are from, and its day; empty: they stand in the configuration.
     """
 
     attempt: str
@@ -100,6 +101,7 @@ class Began(Record, frozen=True, kw_only=True, omit_defaults=True, tag="began", 
     thinking_allowed: int | None = None
     estimate: Usage = Usage()
     estimated_usd: float | None = None
+    prices: str = ""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dsec.costs.token_prices import TokenPrices, call_cost
 from dsec.gateway.fronts.observation import Observation
 from dsec.gateway.ledger_record import Cost
 from dsec.routing.usage import Count, Source, Usage
+from dsec.routing.usage_reading import Seen, read_usage
 
 _TOKENS_PER_MTOKEN = 1e6
 _S_PER_H = 3600.0
@@ -20,9 +19,13 @@ class Tariff:
         prices: by the token; None: not sold by the token.
         reserved_usd_per_h: of the whole backend.
         slots: calls that share it, when it is paid by time.
+        source: where the prices come from, with their day.
     """
 
-    def __init__(self, prices: TokenPrices | None, reserved_usd_per_h: float | None, slots: int | None) -> None:
+    def __init__(
+        self, prices: TokenPrices | None, reserved_usd_per_h: float | None, slots: int | None, source: str = ""
+    ) -> None:
+        self.source = source
         self._prices = prices or TokenPrices()
         self._sold = prices is not None
         self._usd_per_slot_s = (reserved_usd_per_h or 0.0) / _S_PER_H / (slots or 1)
@@ -74,31 +77,15 @@ def expected_usage(input_tokens: int, output_tokens: int) -> Usage:
     )
 
 
-def usage_of(seen: Observation, input_tokens: int) -> Usage:
+def usage_of(seen: Observation, input_tokens: int, input_bytes: int) -> Usage:
     """Return what an answer used, as reported, and estimated from what was seen where nothing was."""
-    report = seen.report
-    if not report:
-        return Usage(
-            plain_input=Count(tokens=input_tokens, source=Source.ESTIMATED),
-            thinking=Count(tokens=seen.thinking_tokens, source=Source.ESTIMATED),
-            visible=Count(tokens=seen.visible_tokens, source=Source.ESTIMATED),
-        )
-    if "prompt_tokens" in report or "input_tokens_details" in report:
-        details: Any = report.get("prompt_tokens_details") or report.get("input_tokens_details") or {}
-        total = int(report.get("prompt_tokens") or report.get("input_tokens") or 0)  # type: ignore[call-overload]
-        read = int(details.get("cached_tokens") or 0)
-        out: Any = report.get("completion_tokens_details") or report.get("output_tokens_details") or {}
-        output = int(report.get("completion_tokens") or report.get("output_tokens") or 0)  # type: ignore[call-overload]
-        thinking = int(out.get("reasoning_tokens") or 0)
-        return Usage(
-            plain_input=Count(tokens=max(0, total - read)),
-            cache_read=Count(tokens=read),
-            thinking=Count(tokens=thinking),
-            visible=Count(tokens=max(0, output - thinking)),
-        )
-    return Usage(
-        plain_input=Count(tokens=int(report.get("input_tokens") or 0)),  # type: ignore[call-overload]
-        cache_write=Count(tokens=int(report.get("cache_creation_input_tokens") or 0)),  # type: ignore[call-overload]
-        cache_read=Count(tokens=int(report.get("cache_read_input_tokens") or 0)),  # type: ignore[call-overload]
-        visible=Count(tokens=int(report.get("output_tokens") or 0)),  # type: ignore[call-overload]
+    return read_usage(
+        seen.report or None,
+        Seen(
+            input_tokens=input_tokens,
+            thinking_tokens=seen.thinking_tokens,
+            visible_tokens=seen.visible_tokens,
+            input_bytes=input_bytes,
+            output_pieces=seen.thinking_pieces + seen.visible_pieces,
+        ),
     )

@@ -82,6 +82,7 @@ class AnthropicMessages:
             streaming=bool(member(members, "stream", _flag, False)),
             prompt=prompt,
             input_tokens=estimate_tokens(prompt),
+            input_bytes=sum(map(len, prompt)),
             maximum_output_tokens=limit,
             thinking_asked=None if thinking is None else thinking.budget_tokens,
             wants_usage=True,

@@ -27,6 +27,7 @@ class Asked:
         streaming: whether the answer is wanted event by event.
         prompt: its parts in the order in which the model sees them.
         input_tokens: estimate of the whole prompt.
+        input_bytes: length of the prompt.
         maximum_output_tokens: the caller's limit; None: none.
         thinking_asked: thinking tokens asked for; None: no number.
         wants_usage: whether a stream is to end with the usage.
@@ -40,6 +41,7 @@ class Asked:
     streaming: bool = False
     prompt: tuple[_Text, ...] = ()
     input_tokens: int = 0
+    input_bytes: int = 0
     maximum_output_tokens: int | None = None
     thinking_asked: int | None = None
     wants_usage: bool = False

@@ -91,6 +91,7 @@ class OpenaiChat:
             streaming=bool(member(members, "stream", _flag, False)),
             prompt=prompt,
             input_tokens=estimate_tokens(prompt),
+            input_bytes=sum(map(len, prompt)),
             maximum_output_tokens=member(members, "max_tokens", _count, None) if limit is None else limit,
             thinking_asked=_thinking_asked(members),
             wants_usage=options is not None and bool(options.include_usage),

@@ -81,6 +81,7 @@ class OpenaiResponses:
             streaming=bool(member(members, "stream", _flag, False)),
             prompt=prompt,
             input_tokens=estimate_tokens(prompt),
+            input_bytes=sum(map(len, prompt)),
             maximum_output_tokens=member(members, "max_output_tokens", _count, None),
             wants_usage=True,
             continues=continues,
