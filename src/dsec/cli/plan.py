@@ -74,8 +74,11 @@ def plan(
 
 
 def _check(file: Path | None, combination: str | None, seed: int, *, as_json: bool) -> bool:
-    from dsec.cli.plan_checking import run_check
     from dsec.cli.plan_reading import read_text
+    from dsec.planner.outer import numeric
+
+    numeric()  # Says what to install, before the simulator is imported, which needs it to begin with.
+    from dsec.cli.plan_checking import run_check
 
     if file is None:
         raise click.UsageError("Name the workload or scenario to check.")

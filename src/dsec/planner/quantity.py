@@ -80,23 +80,24 @@ def unit_scale(text: str) -> tuple[float, Dimension]:
     Raises:
         InvalidRequestError: it is not a unit that we know.
     """
-    import pint
-
     if not text.strip():
         return 1.0, PURE
+    registry = _registry()
+    from pint import DefinitionSyntaxError, UndefinedUnitError
+
     cleaned = text.replace("·", "*").replace("%", "percent").strip()
     if not _UNIT_TEXT.fullmatch(cleaned):
         raise InvalidRequestError(f"{text!r} is not a unit", resolution='write units such as "GiB*s" or "USD/GPU/h"')
     expression = re.sub(r"\^", "**", cleaned)
     try:
-        parsed = _registry().parse_expression(f"1 {expression}" if expression[0] == "/" else f"1 * {expression}")
-    except (pint.UndefinedUnitError, pint.DefinitionSyntaxError) as error:
+        parsed = registry.parse_expression(f"1 {expression}" if expression[0] == "/" else f"1 * {expression}")
+    except (UndefinedUnitError, DefinitionSyntaxError) as error:
         raise InvalidRequestError(
             f"{text!r} is not a unit",
             detail=str(error),
             resolution="see docs/formats/planner.md for the units there are",
         ) from error
-    root = _registry().Quantity(parsed).to_root_units()
+    root = registry.Quantity(parsed).to_root_units()
     powers = {str(name): float(power) for name, power in root._units.items()}
     return float(root.magnitude), Dimension(tuple(powers.get(name, 0.0) for name in _POWERS))
 
