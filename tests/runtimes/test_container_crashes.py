@@ -14,6 +14,7 @@ import pytest
 
 from dsec.model.process import Stream
 from dsec.runtimes.container.command import find_program
+from dsec.runtimes.container.paths import InstancePaths
 from dsec.runtimes.container.runtime import (
     PROGRAM_DIRECTORIES,
     RUN_DIRECTORY,
@@ -196,6 +197,21 @@ async def test_death_at_any_line_leaves_nothing_that_is_not_found(plan: Plan, no
 
     await until(is_quiet)
     assert_no_leaks(before, HostState.read(node_id, run_directory))
+
+
+async def test_instance_whose_launch_was_cut_short_at_its_last_step_is_not_adopted(
+    runtime: ContainerRuntime, make_request: MakeRequest, node_id: str
+) -> None:
+    if runtime.name != "crun":
+        pytest.skip("only crun reads its configuration from a pipe")
+    instance = await runtime.launch(make_request())
+    await runtime.close()
+    await runtime.open()
+    # This is all that crun itself keeps of a configuration that it read from a pipe.
+    InstancePaths(RUN_DIRECTORY / node_id / instance.instance_id).runtime_config.write_bytes(b"")
+    assert await runtime.adopt(instance.instance_id) is None
+    await runtime.discard(instance.instance_id)
+    assert await runtime.instances() == frozenset()
 
 
 async def test_pid_that_passed_to_somebody_else_is_not_adopted(

@@ -122,8 +122,11 @@ class Launch:
         if flavour.manages_cgroups:
             forget_groups(self.paths.runtime_state / self.instance_id / "state.json")
         if flavour.config_pipe:
-            # crun kept what it could read of the pipe a second time: nothing.
-            self.paths.runtime_config.write_bytes(self.configuration.kept)
+            # crun kept what it could read of the pipe a second time: nothing. By renaming, so that it is there in
+            # whole or not at all: `was_launched` looks for it.
+            new = self.paths.runtime_config.with_suffix(".new")
+            new.write_bytes(self.configuration.kept)
+            new.replace(self.paths.runtime_config)
 
 
 def read_pid(paths: InstancePaths) -> int:
@@ -132,6 +135,16 @@ def read_pid(paths: InstancePaths) -> int:
         return int(paths.pid.read_text(encoding="ascii"))
     except (FileNotFoundError, ValueError) as error:
         raise RuntimeFailedError(f"{paths.directory.name}: the OCI runtime left no pid") from error
+
+
+def was_launched(paths: InstancePaths, program: RuntimeProgram) -> bool:
+    """Whether the run that made an instance came to its end, so that commands can be started in it."""
+    if not program.flavour.config_pipe:
+        return True
+    try:
+        return paths.runtime_config.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def compiled_filter(paths: InstancePaths) -> str | None:

@@ -36,7 +36,7 @@ from dsec.runtimes.container.flavour import flavour_of
 from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.container.hierarchies import own_hierarchies, remove_everywhere
 from dsec.runtimes.container.instance import ContainerInstance
-from dsec.runtimes.container.launch import Configuration, Launch, compiled_filter, read_pid
+from dsec.runtimes.container.launch import Configuration, Launch, compiled_filter, read_pid, was_launched
 from dsec.runtimes.container.masks import EMPTY_DIRECTORY, masked_directories, open_empty_directory
 from dsec.runtimes.container.ordinary import SHARED_ID_MAP, OrdinaryUser, open_groups
 from dsec.runtimes.container.overlay import OverlayMounter, OverlayRequest
@@ -327,6 +327,8 @@ class ContainerRuntime:
             return None
         # A pid says little after a restart; standing in the instance's own group says that it is ours.
         if record.runtime != self._settings.runtime or not self._host.cgroups.contains(pid, instance_id):
+            return None
+        if not was_launched(paths, self._host.program):
             return None
         try:
             instance = self._take(instance_id, paths, record)
