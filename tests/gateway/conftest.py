@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from dsec.gateway.config_reading import parse_config
+from dsec.gateway.keys import KEYS_FILE, add_key, make_key
 from dsec.gateway.server import Serving, serve
 
 Act = Callable[["Scripted", web.BaseRequest, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -189,16 +192,31 @@ class Gateway:
         self.directory = directory
         self.url = serving.url
 
-    async def chat(self, text: str = "hi", *, headers: dict[str, str] | None = None, **more: Any) -> httpx2.Response:
+    async def chat(
+        self, text: str = "hi", *, headers: dict[str, str] | None = None, key: str = "", **more: Any
+    ) -> httpx2.Response:
         """Make a chat call."""
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **more}
-        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
+        head = {**({"authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        return await self.http.post("/v1/chat/completions", json=body, headers=head)
 
     def attempts(self) -> list[Any]:
         """Return the attempts in its ledger that have ended."""
         from dsec.gateway.ledger import pair_attempts, read_records
 
         return list(pair_attempts(read_records(self.directory / "state"), open_too=False))
+
+
+@pytest.fixture
+def make_project_key(tmp_path: Path) -> Callable[..., str]:
+    """Make a key in the gateway's file and return its text."""
+
+    def make(project: str = "alpha", **more: Any) -> str:
+        key, text = make_key(project, random_bytes=os.urandom, now_wall_s=time.time(), **more)
+        add_key(tmp_path / "state" / KEYS_FILE, key)
+        return text
+
+    return make
 
 
 Until = Callable[[Callable[[], Any]], Awaitable[None]]

@@ -43,7 +43,7 @@ class _Response(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     type: str = ""
-    response: msgspec.Raw | None = None
+    response: msgspec.Raw = msgspec.Raw()
     delta: Any = None
     error: Any = None
     message: str | None = None
@@ -58,6 +58,7 @@ _object = msgspec.json.Decoder(dict[str, Any] | None)
 _event = msgspec.json.Decoder(_Event)
 _response = msgspec.json.Decoder(_Response)
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
+_NO_RESPONSE = (b"", b"null")
 _THOUGHTS = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
 
 
@@ -138,7 +139,10 @@ class ResponsesWatcher:
             seen.think(event.delta)
         elif event.type.endswith(".delta"):
             seen.say(event.delta)
-        elif event.type in ("response.created", "response.in_progress", *_ENDS) and event.response is not None:
+        elif (
+            event.type in ("response.created", "response.in_progress", *_ENDS)
+            and bytes(event.response) not in _NO_RESPONSE
+        ):
             self._began = self._began or bytes(event.response)
             self._learn(_read_response(event.response), ended=event.type in _ENDS)
         elif event.type == "error":
