@@ -74,6 +74,16 @@ def test_a_home_that_rejects_is_left_for_that_sandbox_only() -> None:
     assert elsewhere.node != home
 
 
+def test_placements_that_came_to_nothing_give_no_share_to_leave() -> None:
+    made = engine(5, 10, AffinityPolicy(max_load_threshold=0.0))
+    request = PlacementRequest(sandbox_id="again", shape=NOTHING, task_id="task")
+    for _ in range(50):
+        first = made.place(request, 0.0)
+        assert isinstance(first, Placement)
+        made.withdraw("again", 0.0)
+    assert [placement.reason for placement in place(made, 4)].count(Reason.SPILL) == 0
+
+
 def test_groups_can_be_jobs() -> None:
     made = engine(20, 100, AffinityPolicy(group_by=GroupBy.JOB_ID))
     nodes = {place(made, 1, task_id=f"task-{number}", job_id="job")[0].node for number in range(20)}

@@ -11,14 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec.base.errors import CapabilityMissingError, DsecError, InvalidStateError, NodeUnavailableError
+from dsec.base.errors import (
+    CapabilityMissingError,
+    DsecError,
+    ImageNotFoundError,
+    InvalidRequestError,
+    InvalidStateError,
+    NodeUnavailableError,
+)
 from dsec.base.units import GIB
+from dsec.placement.creation import Creation, GiveUp
 from dsec.placement.decision import Placement, Reason, Refusal, Why
 from dsec.placement.duplicates import Holder
 from dsec.placement.engine import PlacementEngine
-from dsec.placement.policy import Ageing, PlacementPolicy
+from dsec.placement.policy import Ageing, Expectation, PlacementPolicy, TrustPolicy
 from dsec.placement.request import PlacementRequest, Shape
-from dsec.placement.view import Health, NodeView
+from dsec.placement.view import Health, NodeView, Usage
 
 MakeView = Callable[..., NodeView]
 MakeEngine = Callable[..., PlacementEngine]
@@ -344,11 +352,33 @@ def test_what_the_caller_did_wrong_is_not_held_against_a_node(
 ) -> None:
     engine = make_engine(nodes=1)
     for _ in range(5):
-        request = make_request()
-        engine.place(request, 0.0)
-        engine.withdraw(request.sandbox_id, 0.0)
+        creation = Creation(make_request(), engine)
+        creation.begin(0.0)
+        assert isinstance(creation.failed("node-0", ImageNotFoundError("there is no image 'pyhton'"), 0.0), GiveUp)
     assert state(engine, "node-0").trust.score == 1.0
     placed(engine.place(make_request(), 1.0))
+
+
+def test_an_id_that_is_used_again_is_not_forgotten_with_its_former_sandbox(
+    make_engine: MakeEngine, make_request: MakeRequest
+) -> None:
+    engine = make_engine(nodes=3, policy=PlacementPolicy(remembered=1))
+    again, other = make_request(), make_request()
+    engine.created(again.sandbox_id, placed(engine.place(again, 0.0)).node, 0.1, ticket=1)
+    engine.ended(again.sandbox_id)
+    engine.place(again, 1.0)
+    engine.created(other.sandbox_id, placed(engine.place(other, 1.0)).node, 1.1, ticket=2)
+    assert placed(engine.place(again, 2.0)).repeated
+
+
+def test_a_node_that_stopped_taking_sandboxes_is_not_tried_a_second_time(
+    make_engine: MakeEngine, make_view: MakeView, make_request: MakeRequest
+) -> None:
+    engine = make_engine(nodes=2)
+    request = make_request()
+    node = placed(engine.place(request, 0.0)).node
+    engine.observe(make_view(node, version=2, health=Health.DRAINING), 0.5)
+    assert placed(engine.failed(request.sandbox_id, node, 1.0, elsewhere=False)).node != node
 
 
 def test_a_node_that_nobody_hears_of_is_left_out_while_the_others_are_heard_of(
@@ -497,6 +527,33 @@ def test_the_seed_determines_every_decision(seed: int, choices: int, nodes: int)
     assert [isinstance(outcome, Placement) for outcome in one] == [True] * (3 * nodes) + [False] * nodes
 
 
-def test_ageing_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(DsecError):
-        Ageing(fresh_s=60.0, lost_s=5.0)
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (Ageing, "fresh_s", 100.0),
+        (Ageing, "floor", float("nan")),
+        (TrustPolicy, "half_life_s", 0.0),
+        (TrustPolicy, "after_failure", 2.0),
+        (Expectation, "cpu_share", -0.1),
+        (PlacementPolicy, "choices", 0),
+        (PlacementPolicy, "tick_s", 0.0),
+        (Shape, "memory_bytes", -1),
+        (Usage, "sandboxes", -1),
+        (Usage, "memory_bytes", 1 << 60),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_by_name(kind: type[Any], field: str, value: float) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        kind(**{field: value})
+    assert field in caught.value.brief
+    assert caught.value.resolution
+
+
+def test_a_view_that_reports_absurd_things_is_refused(make_view: MakeView) -> None:
+    for absurd in ({"node": ""}, {"node": "x" * 200}, {"note": "x" * 900}, {"version": -1}):
+        with pytest.raises(InvalidRequestError):
+            make_view(**absurd)
+    with pytest.raises(InvalidRequestError):
+        make_view(features=frozenset(str(number) for number in range(1000)))
+    with pytest.raises(InvalidRequestError):
+        make_view(sandboxes=0)

@@ -88,6 +88,16 @@ class Group:
         self.placed = 0
         self.spilled = 0
 
+    def count(self, spilled: bool) -> None:
+        """Count a placement."""
+        self.placed += 1
+        self.spilled += spilled
+
+    def uncount(self, spilled: bool) -> None:
+        """Count a placement no more, because its node rejected or failed it."""
+        self.placed = max(0, self.placed - 1)
+        self.spilled = max(0, self.spilled - spilled)
+
     def may_spill(self, policy: AffinityPolicy) -> bool:
         """Say whether one more may leave and the ratio still hold."""
         return policy.spillover_enabled and self.spilled + 1 <= policy.spillover_ratio * (self.placed + 1)

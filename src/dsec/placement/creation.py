@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dsec.base.errors import DsecError, InvalidStateError, NodeUnavailableError
+from dsec.base.errors import DsecError, Fault, InvalidStateError, NodeUnavailableError
 from dsec.model.value import Value
 from dsec.placement.decision import Orphan, Placement, Refusal
 from dsec.placement.engine import PlacementEngine
@@ -164,11 +164,12 @@ class Creation:
         if isinstance(decision, Report):
             return self._report(error, decision, now_s)
         elsewhere = decision.where is Where.ANOTHER_NODE
-        outcome = self._engine.failed(self.request.sandbox_id, node, now_s, elsewhere=elsewhere)
+        blame = error.fault is Fault.PLATFORM
+        outcome = self._engine.failed(self.request.sandbox_id, node, now_s, elsewhere=elsewhere, blame=blame)
         return self._go(outcome, now_s, delay_s=decision.delay_s)
 
     def _report(self, error: DsecError, decision: Report, now_s: float) -> Step:
-        self._engine.withdraw(self.request.sandbox_id, now_s, failed=True)
+        self._engine.withdraw(self.request.sandbox_id, now_s, blame=error.fault is Fault.PLATFORM)
         pause_s = self._retry.pause_s(self.ladders + 1) if error.retryable else None
         if pause_s is None:
             self._step = GiveUp(error=error, reason=decision.reason)

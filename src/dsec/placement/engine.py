@@ -100,7 +100,7 @@ class PlacementEngine:
         self._bits = bits
         self._groups = Groups()
         self._proposals: dict[str, Proposal] = {}
-        self._answered: deque[str] = deque()
+        self._answered: deque[Proposal] = deque()
         self._doubts = Doubts(self.policy.remembered)
         self._next_tick_s = float("-inf")
         self._usual_creation_s: float | None = None
@@ -199,10 +199,9 @@ class PlacementEngine:
             other = chosen[0] if chosen is not None else node
             other_load = other.load_with(index.increment)
             if other_load < load and other.name not in group.homes:
-                group.placed += 1
-                group.spilled += 1
+                group.count(True)
                 return self._send(index, request, other, other_load, Reason.SPILL, tried, now_s)
-        group.placed += 1
+        group.count(False)
         return self._send(index, request, node, load, Reason.HOME, tried, now_s)
 
     def _home(self, group: Group, index: ShapeIndex, tried: tuple[str, ...]) -> tuple[NodeState, float] | None:
@@ -219,7 +218,7 @@ class PlacementEngine:
 
     def _settle_group(self, group: Group, outcome: Placement | Refusal) -> Placement | Refusal:
         if isinstance(outcome, Placement):
-            group.placed += 1
+            group.count(False)
             if outcome.node not in group.homes:
                 group.homes.append(outcome.node)
         return outcome
@@ -315,9 +314,12 @@ class PlacementEngine:
         self._usual_creation_s = smoothed(self._usual_creation_s, min(took_s, most_s))
         if proposal.node.trust.score != before or not proposal.node.offered:
             self.fleet.reconsider(proposal.node, now_s)
-        self._answered.append(proposal.request.sandbox_id)
+        self._answered.append(proposal)
         while len(self._answered) > self.policy.remembered:
-            self._proposals.pop(self._answered.popleft(), None)
+            oldest = self._answered.popleft()
+            sandbox_id = oldest.request.sandbox_id
+            if self._proposals.get(sandbox_id) is oldest:  # Its id may be in use again.
+                del self._proposals[sandbox_id]
 
     def _forget_if_shown(self, proposal: Proposal) -> None:
         shown = proposal.ticket != NO_TICKET and proposal.node.view.creations_seen >= proposal.ticket
@@ -347,34 +349,46 @@ class PlacementEngine:
         return self._elsewhere(proposal, now_s)
 
     def failed(
-        self, sandbox_id: str, node: str, now_s: float, *, elsewhere: bool = True, may_exist: bool = True
+        self,
+        sandbox_id: str,
+        node: str,
+        now_s: float,
+        *,
+        elsewhere: bool = True,
+        may_exist: bool = True,
+        blame: bool = True,
     ) -> Placement | Refusal:
         """Try again, because this node failed or did not answer.
 
         Args:
-            sandbox_id, node: what failed where. now_s: the engine's clock. elsewhere: take a node that was not tried;
-            otherwise the same one again. may_exist: whether the sandbox may be there all the same; then it is removed
-            when the node is heard of again.
+            sandbox_id, node: what failed where.
+            now_s: the engine's clock.
+            elsewhere: take a node that was not tried; otherwise the same one again, if it still takes sandboxes.
+            may_exist: whether the sandbox may be there all the same; it is removed when the node is heard of again.
+            blame: whether it is the node's fault.
 
         Raises:
             InvalidStateError: the sandbox was not sent to this node, or the node has taken it.
         """
         proposal = self._waiting(sandbox_id, node)
         self._failed += 1
-        proposal.node.trust.failed(now_s, self.policy.trust)
+        if blame:
+            proposal.node.trust.failed(now_s, self.policy.trust)
         self._withdraw(proposal, now_s)
-        if not elsewhere:
+        if not elsewhere and proposal.node.offered:
             return self._same_again(proposal, now_s)
         if may_exist:
-            self._doubts.note(
-                sandbox_id, node, "the creation was not answered, and the sandbox was placed elsewhere", now_s
-            )
+            reason = "the creation was not answered, and the sandbox was placed elsewhere"
+            self._doubts.note(sandbox_id, node, reason, now_s)
         return self._elsewhere(proposal, now_s)
 
     def _same_again(self, proposal: Proposal, now_s: float) -> Placement:
         index = self.fleet.index(proposal.request.shape)
+        reason = Reason.SPILL if proposal.reason is Reason.SPILL else Reason.AGAIN
+        if group := self.affinity.group(proposal.request):
+            self._groups.get(group).count(reason is Reason.SPILL)
         load = proposal.node.load_with(index.increment)
-        return self._send(index, proposal.request, proposal.node, load, Reason.AGAIN, proposal.tried, now_s)
+        return self._send(index, proposal.request, proposal.node, load, reason, proposal.tried, now_s)
 
     def _elsewhere(self, proposal: Proposal, now_s: float) -> Placement | Refusal:
         tried = (*proposal.tried, proposal.node.name)
@@ -389,16 +403,18 @@ class PlacementEngine:
 
     def _withdraw(self, proposal: Proposal, now_s: float) -> None:
         self._proposals.pop(proposal.request.sandbox_id, None)
+        if group := self.affinity.group(proposal.request):
+            self._groups.get(group).uncount(proposal.reason is Reason.SPILL)
         proposal.node.drop(proposal)
         self.fleet.reconsider(proposal.node, now_s)
 
-    def withdraw(self, sandbox_id: str, now_s: float, *, failed: bool = False) -> Orphan | None:
+    def withdraw(self, sandbox_id: str, now_s: float, *, blame: bool = False) -> Orphan | None:
         """Forget a placement that nobody wants any more, or whose failure is reported.
 
         Args:
             sandbox_id: whose placement.
             now_s: the engine's clock.
-            failed: whether its node failed it.
+            blame: whether it is withdrawn because its node failed.
 
         Returns:
             What to remove, as the node may have it; the same is remembered for when the node is heard of again.
@@ -406,11 +422,11 @@ class PlacementEngine:
         proposal = self._proposals.get(sandbox_id)
         if proposal is None:
             return None
-        if failed:
+        if blame:
             self._failed += 1
             proposal.node.trust.failed(now_s, self.policy.trust)
         self._withdraw(proposal, now_s)
-        reason = "its failure was reported" if failed else "the request was withdrawn"
+        reason = "its failure was reported" if blame else "the request was withdrawn"
         self._doubts.note(sandbox_id, proposal.node.name, reason, now_s)
         return Orphan(sandbox_id=sandbox_id, node=proposal.node.name, reason=reason)
 
@@ -434,9 +450,8 @@ class PlacementEngine:
     def rule_on(self, sandbox_id: str, holders: Iterable[Holder]) -> tuple[Orphan, ...]:
         """Return what to remove, whoever claims it, when several nodes hold one sandbox.
 
-        What this engine told its caller is kept. Call it only for sandboxes whose shard this engine's instance owns,
-        and
-        that several reports in a row have shown twice: a duplicate is often about to be cleared up by itself.
+        What this engine told its caller is kept. Call it only for sandboxes whose shard this engine's instance owns
+        and which several reports in a row have shown twice: a duplicate is often about to be cleared up by itself.
         """
         proposal = self._proposals.get(sandbox_id)
         known = proposal.node.name if proposal is not None and proposal.accepted_at_s is not None else None

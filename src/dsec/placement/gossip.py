@@ -52,9 +52,10 @@ class GossipPolicy(Value, frozen=True):
     """How views are exchanged.
 
     Attributes:
-        message_bytes: the largest message, encoded as JSON. digest_entries: versions in one digest. forget_s: views
-        older than this are dropped and not taken any more. It takes the place of tombstones: a node that was
-            taken out for good is remembered by nobody an hour later.
+        message_bytes: the largest message, encoded as JSON.
+        digest_entries: versions in one digest.
+        forget_s: views older than this are dropped and not taken any more. It takes the place of tombstones: a node
+            that was taken out for good is remembered by nobody an hour later.
         lost_s: an instance whose heartbeat stands still for so long is lost.
     """
 

@@ -76,8 +76,9 @@ class CreationLedger:
         """Return what is there under an id; None if nothing is, and the node's admission has to be asked.
 
         Args:
-            sandbox_id: the key. content: what was asked for, in a form in which equal requests are equal, such as a
-            digest of the specification.
+            sandbox_id: the key.
+            content: what was asked for, in a form in which equal requests are equal, such as a digest of the
+                specification.
 
         Raises:
             AlreadyExistsError: the id is there with another content.

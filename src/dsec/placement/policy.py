@@ -11,6 +11,11 @@ def _check_share(name: str, value: float) -> None:
         raise InvalidRequestError(f"{name} is {value}", resolution=f"give a {name} from 0 to 1")
 
 
+def _check_above_nothing(name: str, value: float) -> None:
+    if not value > 0:
+        raise InvalidRequestError(f"{name} is {value}", resolution=f"give a {name} above 0")
+
+
 class Expectation(Value, frozen=True):
     """What a sandbox is expected to use of its limits, until a view shows what it does use.
 
@@ -89,6 +94,8 @@ class TrustPolicy(Value, frozen=True):
     def __post_init__(self) -> None:
         for name in ("after_rejection", "after_failure", "after_slow", "recovery", "floor"):
             _check_share(name, getattr(self, name))
+        for name in ("half_life_s", "slow_factor", "suspend_after", "suspend_s", "suspend_limit_s"):
+            _check_above_nothing(name, getattr(self, name))
 
 
 class PlacementPolicy(Value, frozen=True):
@@ -124,3 +131,4 @@ class PlacementPolicy(Value, frozen=True):
                 raise InvalidRequestError(
                     f"placement: {name} is {getattr(self, name)}", resolution=f"give a {name} of {least} or more"
                 )
+        _check_above_nothing("tick_s", self.tick_s)
