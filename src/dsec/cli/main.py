@@ -23,6 +23,7 @@ _COMMANDS = {
     "task": Lazy("dsec.cli.task:task", "Check task folders and import data sets as tasks."),
     "rollout": Lazy("dsec.cli.rollout:rollout", "Run a batch of tasks and report."),
     "plan": Lazy("dsec.cli.plan:plan", "Say what a workload needs, what it costs, and why."),
+    "gateway": Lazy("dsec.cli.gateway:gateway", "One door to many model services: routes, limits, keys and prices."),
     "bench": Lazy("dsec.bench.command:bench", "Measure this host, beside what else is on it."),
     "sim": Lazy("dsec.cli.sim:sim", "Simulate nodes, schedulers and pools: the same policies, no machines."),
     "completion": Lazy("dsec.cli.completion:completion", "Print the completion script of a shell."),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
+from dsec.gateway.building import open_proxy
+from dsec.gateway.config import GatewayConfig
 from dsec.gateway.fronts.front import Front
 from dsec.gateway.ledger_record import Considered
 from dsec.gateway.proxy import Proxy, considered_of
@@ -52,3 +56,21 @@ def explain_call(proxy: Proxy, front: Front, headers: Mapping[str, str], body: b
         blocks=len(call.blocks),
         candidates=considered_of(found.candidates),
     )
+
+
+async def explain_cold(
+    config: GatewayConfig, directory: Path, front: Front, headers: Mapping[str, str], body: bytes
+) -> Explanation:
+    """Decide on a call as a gateway would that was just started: nobody waits anywhere, and no cache holds anything.
+
+    Nothing is sent, no key of a backend is needed, and a gateway that is running is not disturbed.
+
+    Raises:
+        DsecError: the body or the configuration is not in order.
+    """
+    services = tuple(msgspec.structs.replace(one, key_env=None, key_file=None) for one in config.backends)
+    with tempfile.TemporaryDirectory(prefix="dsec-explain-") as scratch:
+        door = msgspec.structs.replace(config.gateway, state_dir=scratch, open=True, record_to=None)
+        cold = msgspec.structs.replace(config, gateway=door, backends=services)
+        async with open_proxy(cold, directory) as proxy:
+            return explain_call(proxy, front, headers, body)

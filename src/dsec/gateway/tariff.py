@@ -41,7 +41,7 @@ class Tariff:
         """
         reserved = self._usd_per_slot_s * duration_s
         if not self._sold:
-            return Cost(reserved=reserved, estimated=usage.is_estimated)
+            return Cost(reserved=reserved, estimated=rests_on_estimates(usage))
         parts = (
             ("input", usage.plain_input.tokens, self._prices.input_usd_per_mtoken),
             ("cache_write", usage.cache_write.tokens, self._prices.cache_write_usd_per_mtoken),
@@ -64,9 +64,15 @@ class Tariff:
             thinking=paid.thinking_usd,
             visible=paid.visible_usd,
             reserved=reserved,
-            estimated=usage.is_estimated,
+            estimated=rests_on_estimates(usage),
             missing=missing,
         )
+
+
+def rests_on_estimates(usage: Usage) -> bool:
+    """Say whether any tokens that are charged were estimated; of what there was nothing, nothing is charged."""
+    parts = (usage.plain_input, usage.cache_write, usage.cache_read, usage.thinking, usage.visible)
+    return any(part.tokens and part.source is Source.ESTIMATED for part in parts)
 
 
 def expected_usage(input_tokens: int, output_tokens: int) -> Usage:

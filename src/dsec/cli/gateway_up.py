@@ -1,0 +1,60 @@
+"""`dsec gateway up`: serve a gateway in the foreground."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import anyio
+import click
+import msgspec
+
+from dsec.cli.context import Options, pass_options
+from dsec.cli.gateway_config import check_library, config_option, load_config
+from dsec.cli.lazy import HELP_OPTIONS
+from dsec.cli.output import note, print_fields, print_json_line
+
+
+@click.command(name="up", context_settings=HELP_OPTIONS)
+@config_option
+@click.option("--host", help="Address to listen on.  [the configuration's]")
+@click.option("--port", type=click.IntRange(0, 65_535), help="Port; 0: any free one.  [the configuration's]")
+@click.option(
+    "--record", "record_to", type=click.Path(path_type=Path, file_okay=False), help="Record every answer there."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print where it is heard as one line of JSON.")
+@pass_options
+def gateway_up(
+    options: Options, config_file: Path, host: str | None, port: int | None, record_to: Path | None, as_json: bool
+) -> None:
+    """Serve a gateway until SIGTERM or SIGINT.
+
+    Keys that are made or revoked meanwhile count at once; everything else in the configuration needs a restart.
+    """
+    check_library()
+    from dsec.gateway.server import serve
+
+    config = load_config(config_file)
+    door = config.gateway
+    door = msgspec.structs.replace(
+        door,
+        host=host or door.host,
+        port=door.port if port is None else port,
+        record_to=str(record_to.absolute()) if record_to is not None else door.record_to,
+    )
+    config = msgspec.structs.replace(config, gateway=door)
+
+    async def run() -> None:
+        async with serve(config, config_file.absolute().parent) as serving:
+            where = {"url": serving.url, "models": ", ".join(serving.proxy.router.models), "pid": str(os.getpid())}
+            if as_json:
+                print_json_line(where)
+            else:
+                print_fields(where.items())
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                async for number in signals:
+                    note(f"{signal.Signals(number).name}: shutting down; open calls have {door.grace_s:g} s to end")
+                    break
+
+    options.run_alone(run, fast=True)
