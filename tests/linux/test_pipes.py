@@ -105,6 +105,19 @@ def test_pieces_of_any_size_come_out_in_order(pieces: list[bytes]) -> None:
         assert count == len(b"".join(pieces)) or count >= pipe.capacity_bytes // 4
 
 
+def test_a_user_whose_pipes_take_all_they_may_gets_a_small_one(tmp_path: Path) -> None:
+    data = os.urandom(100_000)
+    (tmp_path / "a").write_bytes(data)
+    source, target = open_file(tmp_path / "a"), open_file(tmp_path / "b")
+    with Pipe(1 << 40) as pipe:  # More than anybody is given.
+        assert 0 < pipe.piece_bytes <= pipe.capacity_bytes < 1 << 20
+        while count := pipe.fill_from_file(source, pipe.piece_bytes):
+            pipe.empty_to_file(target, count)
+    assert (tmp_path / "b").read_bytes() == data
+    os.close(source)
+    os.close(target)
+
+
 def test_closing_twice_is_closing_once() -> None:
     pipe = Pipe()
     pipe.close()

@@ -19,7 +19,7 @@ import os
 CAPACITY_BYTES = 1 << 20
 """What an ordinary user may ask for by default (`fs.pipe-max-size`)."""
 
-_F_SETPIPE_SZ = 1031
+_F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032
 _SPLICE_F_MOVE, _SPLICE_F_NONBLOCK, _SPLICE_F_MORE = 1, 2, 4
 _MOVE = _SPLICE_F_MOVE | _SPLICE_F_NONBLOCK
 _COPY_BYTES = 64 << 10
@@ -42,7 +42,7 @@ class Pipe:
             self.capacity_bytes = fcntl.fcntl(self._in, _F_SETPIPE_SZ, capacity_bytes)
         except OSError:
             # The user's pipes hold all the pages that `fs.pipe-user-pages-soft` allows; a small pipe works as well.
-            self.capacity_bytes = fcntl.fcntl(self._in, _F_SETPIPE_SZ, _COPY_BYTES)
+            self.capacity_bytes = fcntl.fcntl(self._in, _F_GETPIPE_SZ)
         self.piece_bytes = self.capacity_bytes // 16 * 15
 
     def __enter__(self) -> Pipe:
