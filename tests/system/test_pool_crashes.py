@@ -33,6 +33,7 @@ POOL = PoolChange(floor=2, maximum=6, spreads=0.0, concurrency_share=0.0, creati
 CLIENTS = 3
 EVERY = SandboxFilter(states=tuple(SandboxState))
 PATIENCE_S = 30.0
+LEAST_SERVED = 5
 LOOK = "hostname; ls /tmp; echo x > /tmp/mine-$(hostname)"
 
 
@@ -52,7 +53,7 @@ class Tasks:
 
     async def live(self) -> None:
         self.lives += 1
-        assert self.node.start(die_after_lines=int(10 ** self.chance.uniform(1.5, 4.5)))
+        assert self.node.start(die_after_lines=int(10 ** self.chance.uniform(2, 4.8)))
         await self.look()
         async with self.node.service() as service:
             await pools_of(service).set_pool(SPEC, POOL)
@@ -128,11 +129,11 @@ def test_a_pool_survives_kills_gives_nothing_twice_and_leaves_nothing(state_dir:
     finally:
         tasks.node.kill()
     sys.stderr.write(f"{tasks.lives} lives, {tasks.served} tasks served; seed {seed}\n")
-    assert tasks.served > 0
 
 
 async def _run(tasks: Tasks) -> None:
     ends_at = time.monotonic() + SECONDS
-    while time.monotonic() < ends_at:
+    # On a busy host a life may end before anybody was served: that shows nothing.
+    while time.monotonic() < ends_at or tasks.served < LEAST_SERVED:
         await tasks.live()
     await tasks.end()

@@ -56,7 +56,7 @@ BENCHMARKS = (
         "levels",
         "dsec.bench.levels:bench_levels",
         "Waiting with a ready level that follows the arrivals; beside a fixed one of equal memory (simulated).",
-        samples=3,
+        samples=5,
         pure=True,
     ),
     Benchmark(

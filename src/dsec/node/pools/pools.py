@@ -11,7 +11,7 @@ import structlog
 from dsec.base.errors import DsecError, NotFoundError
 from dsec.images.port import MountedImage
 from dsec.model.capability import Capability
-from dsec.model.event import EventKind, EventReading, NodeEvent
+from dsec.model.event import EventKind, NodeEvent
 from dsec.model.pool import PoolChange, PoolInfo, PoolPolicy
 from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.node.core import Core
@@ -29,6 +29,8 @@ from dsec.stores.port import PoolRecord, SandboxRecord
 
 _log = structlog.get_logger(__name__)
 _TICK_S = 1.0
+_QUIET_TICKS = 60
+"""A node that nobody asks for anything takes a reading a minute, and lets the disk sleep."""
 _MOST_TRIES = 3
 _GIVABLE = frozenset({SandboxState.READY, SandboxState.PAUSED})
 
@@ -66,14 +68,22 @@ class Pools:
 
     async def run(self) -> None:
         """Let time pass for every pool, for ever."""
-        while True:
-            for pool in list(self._pools.values()):
-                pool.tell(events.Ticked())
-                self._core.recorder.add(EventKind.READING, pool=pool.pool_id, reading=self._reading(pool))
-            if not self._pools:
-                self._core.recorder.add(EventKind.READING, reading=self._readings.take())
+        ticks = 0
+        try:
+            while True:
+                is_worth_it = self._core.recorder.is_busy() or ticks % _QUIET_TICKS == 0
+                for pool in list(self._pools.values()):
+                    pool.tell(events.Ticked())
+                    if is_worth_it:
+                        reading = self._readings.take(pool.info().statistics, pool.record.policy.maximum)
+                        self._core.recorder.add(EventKind.READING, pool=pool.pool_id, reading=reading)
+                if is_worth_it and not self._pools:
+                    self._core.recorder.add(EventKind.READING, reading=self._readings.take())
+                self._core.recorder.flush()
+                ticks += 1
+                await anyio.sleep(_TICK_S)
+        finally:
             self._core.recorder.flush()
-            await anyio.sleep(_TICK_S)
 
     def end(self) -> None:
         """Serve nobody and take nothing back any more: the node destroys everything. Pools stay in the journal."""
@@ -88,9 +98,6 @@ class Pools:
             if pool is not None:
                 await pool.destroy(berth.sandbox_id, "the node was shut down")
         self._core.recorder.flush()
-
-    def _reading(self, pool: LivePool) -> EventReading:
-        return self._readings.take(pool.info().statistics, pool.record.policy.maximum)
 
     # -- serving ----------------------------------------------------------------------------------------------------
 

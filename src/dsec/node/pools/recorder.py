@@ -20,6 +20,7 @@ from dsec.base.errors import DsecError
 from dsec.model.event import EventKind, EventReading, NodeEvent
 
 KEPT_IN_MEMORY = 20_000
+_BUSY_S = 120.0
 _log = structlog.get_logger(__name__)
 _encode = msgspec.json.Encoder().encode
 
@@ -40,6 +41,11 @@ class Recorder:
         self._events: deque[NodeEvent] = deque(maxlen=KEPT_IN_MEMORY)
         self._unwritten: list[bytes] = []
         self._failed = False
+        self._asked_boot_s: float | None = None
+
+    def is_busy(self) -> bool:
+        """Whether a creation was asked for in the last minutes."""
+        return self._asked_boot_s is not None and self._clock.boot_s() - self._asked_boot_s < _BUSY_S
 
     def add(
         self,
@@ -72,6 +78,7 @@ class Recorder:
         """Keep that a creation was asked for, and how it was answered."""
         self.add(EventKind.ARRIVED, sandbox_id=sandbox_id, task=task)
         began_s, kind, text = self._clock.boot_s(), EventKind.READY, ""
+        self._asked_boot_s = began_s
         try:
             yield
         except DsecError as error:
