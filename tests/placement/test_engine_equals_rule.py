@@ -125,7 +125,7 @@ def test_fast_path_and_plain_rule_choose_the_same_node(seed: int, choices: int, 
     for number in range(8):
         history.view(number, number % 4, Health.ACCEPTING)
     events = random.Random(seed)
-    for _ in range(200):
+    for _ in range(400):
         name, *arguments = any_event(events)
         getattr(history, name)(*arguments)
 

@@ -182,7 +182,7 @@ class PlacementEngine:
         return self._send(index, request, node, node.load_with(index.increment), reason, tried, now_s)
 
     def _choose(self, index: ShapeIndex, tried: tuple[str, ...], draws: int) -> tuple[NodeState, Reason] | None:
-        if not tried and index.refused_at == self.fleet.generation:
+        if not tried and index.refusal is not None:
             return None
         nodes = [node for node in index.nodes if node.name not in tried] if tried else index.nodes
         return choose(nodes, index.increment, choices=self.policy.choices, draws=draws, bits=self._bits)
@@ -247,12 +247,11 @@ class PlacementEngine:
 
     def _refuse(self, index: ShapeIndex, request: PlacementRequest, tried: tuple[str, ...], now_s: float) -> Refusal:
         self._refused += 1
-        cached = index.refusal
-        if not tried and cached is not None and index.refused_at == self.fleet.generation:
-            return Refusal(sandbox_id=request.sandbox_id, why=cached.why, brief=cached.brief, detail=cached.detail)
+        if not tried and (known := index.refusal) is not None:
+            return Refusal(sandbox_id=request.sandbox_id, why=known.why, brief=known.brief, detail=known.detail)
         refusal = explain(self.fleet, index, request, tried, now_s)
         if not tried:
-            index.refusal, index.refused_at = refusal, self.fleet.generation
+            self.fleet.refuse(index, refusal)
         return refusal
 
     # What nodes answered.
@@ -328,7 +327,8 @@ class PlacementEngine:
 
     def _lighten(self, proposal: Proposal) -> bool:
         dropped = proposal.node.drop(proposal)
-        self.fleet.generation += dropped
+        if dropped:
+            self.fleet.lightened(proposal.node)
         return dropped
 
     def rejected(

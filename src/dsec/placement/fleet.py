@@ -43,16 +43,14 @@ class ShapeIndex:
         shape: the shape.
         increment: what one such sandbox is expected to add.
         nodes: capable and offered, by rank.
-        refusal: the last refusal, as long as nothing changed; see `Fleet.generation`.
-        refused_at: the generation of that refusal.
+        refusal: why none of them takes one, as long as that holds; None when one may have room.
     """
 
-    __slots__ = ("increment", "nodes", "refusal", "refused_at", "shape")
+    __slots__ = ("increment", "nodes", "refusal", "shape")
 
     def __init__(self, shape: Shape, increment: Increment, nodes: list[NodeState]) -> None:
         self.shape, self.increment, self.nodes = shape, increment, nodes
         self.refusal: Refusal | None = None
-        self.refused_at = -1
 
     def holds(self, state: NodeState) -> bool:
         """Say whether the node may hold the shape."""
@@ -75,7 +73,6 @@ class Fleet:
         policy: settings of placement.
 
     Attributes:
-        generation: grows whenever a node may have become less loaded or newly offered.
         panic: whether too few nodes are heard of to leave the others out.
         others: how much the other schedulers place.
         mean: the mean shares of the nodes whose views are fresh; the last ones when no view is.
@@ -86,7 +83,7 @@ class Fleet:
         self._states: dict[str, NodeState] = {}
         self._indexes: dict[Shape, ShapeIndex] = {}
         self._ranks = 0
-        self.generation = 0
+        self._refusing: list[ShapeIndex] = []
         self.panic = False
         self.mean = NOTHING
         self.others = Others(policy.schedulers)
@@ -119,7 +116,7 @@ class Fleet:
             self.learn(*state.take(view, as_of_s))
             changed = view.features != before.features or view.capacity != before.capacity
             self._review(state, now_s, reindex=changed)
-        self.generation += 1
+            self.lightened(state)
         return True
 
     def learn(self, everybody: int, own: int) -> None:
@@ -139,8 +136,7 @@ class Fleet:
         state = self._states.pop(node, None)
         if state is not None:
             state.offered = False
-            for index in self._indexes.values():
-                index.include(state, False)
+            self._reindex(state)
         return state
 
     def index(self, shape: Shape) -> ShapeIndex:
@@ -149,6 +145,7 @@ class Fleet:
         if index is None:
             if len(self._indexes) >= _SHAPES_LIMIT:
                 del self._indexes[next(iter(self._indexes))]
+                self._accept_all()
             nodes = [state for state in self._states.values() if state.offered and capable(shape, state.view)]
             index = ShapeIndex(shape, Increment(shape, self._policy.expectation), nodes)
             self._indexes[shape] = index
@@ -165,7 +162,7 @@ class Fleet:
         for state in states:
             state.trust.recover(passed_s, self._policy.trust)
             self._review(state, now_s)
-        self.generation += 1
+        self._accept_all()
 
     def _measure(self, now_s: float) -> None:
         views = [state.view for state in self if now_s - state.as_of_s <= self._policy.ageing.fresh_s]
@@ -176,15 +173,39 @@ class Fleet:
         """Look at one node again, after something was learnt of it; nothing happens to one that was forgotten."""
         if self._states.get(state.name) is state:
             self._review(state, now_s)
-            self.generation += 1
+            self.lightened(state)
 
     def _review(self, state: NodeState, now_s: float, *, reindex: bool = False) -> None:
         state.age(weight_of_age(now_s - state.as_of_s, self._policy.ageing), self.mean)
         offered = self.why_not(state, now_s) == ""
         if reindex or offered != state.offered:
             state.offered = offered
-            for index in self._indexes.values():
-                index.include(state, offered and capable(index.shape, state.view))
+            self._reindex(state)
+
+    def _reindex(self, state: NodeState) -> None:
+        for index in self._indexes.values():
+            index.include(state, state.offered and capable(index.shape, state.view))
+        self._accept_all()
+
+    # Refusals hold until a node has room: a fleet that is full is asked often, and looking at every node takes long.
+
+    def refuse(self, index: ShapeIndex, refusal: Refusal) -> None:
+        """Answer requests of this shape so until something changes that matters to it."""
+        index.refusal = refusal
+        self._refusing.append(index)
+
+    def lightened(self, state: NodeState) -> None:
+        """Look whether a node that may have become less loaded has room for what was refused."""
+        if self._refusing:
+            for index in self._refusing:
+                if index.holds(state) and state.has_room(index.increment):
+                    index.refusal = None
+            self._refusing = [index for index in self._refusing if index.refusal is not None]
+
+    def _accept_all(self) -> None:
+        for index in self._refusing:
+            index.refusal = None
+        self._refusing.clear()
 
     def why_not(self, state: NodeState, now_s: float) -> str:
         """Return why a node gets no sandboxes, in a word or two; empty if it does."""

@@ -93,6 +93,9 @@ class NodeState:
         before = self.recent
         same_life = view.incarnation == self.view.incarnation
         grown = view.creations_seen - self.view.creations_seen if same_life else 0
+        grown = min(
+            max(0, grown), view.capacity.sandboxes
+        )  # What a node invents must not count for more than it holds.
         self.recent = [proposal for proposal in before if same_life and not shown_by(proposal, view, as_of_s)]
         self.view, self.as_of_s = view, as_of_s
         self.heard_s = max(self.heard_s, as_of_s)
