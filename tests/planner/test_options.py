@@ -132,3 +132,27 @@ def test_nothing_possible_is_said(make_workload: Make) -> None:
     assert decision.chosen is None
     assert decision.reasons == ("no combination reaches the goal, whatever is added",)
     assert decision.levers == ()
+
+
+def test_reserved_and_used_replicas_cost_the_same_at_a_load_that_is_said(make_workload: Make) -> None:
+    """Section 11.4.4: 4 accelerators for a month against 0.0081 USD a task; equal at 2.41 million tasks a month."""
+    used = """[service.used]
+billing = "used"
+replicas = 1
+sessions = 32
+gpus = "4 GPU"
+price = "8.64 USD/GPU/h"
+[service.reserved]"""
+    decision = decide(
+        make_workload(
+            ("[service.fast]", used),
+            ('billing = "used"\nreplicas = 12\nsessions = 16', 'billing = "reserved"\nreplicas = 1\nsessions = 32'),
+            ('model = "6 s"', 'model = "9 s"'),
+            ('deadline = "24 s"', 'deadline = "60 s"'),
+            ('rate = "10 /s"', 'rate = "1 /s"'),
+        )
+    )
+    line = next(line for line in decision.break_evens if "cost the same at" in line and "tasks/s" in line)
+    rate = float(line.split("cost the same at ")[1].split()[0])
+    assert rate * 720 * 3600 == pytest.approx(2.414e6, rel=1e-3)
+    assert "used.rebuilt is cheaper below, reserved.rebuilt above" in line

@@ -6,14 +6,49 @@ from collections.abc import Iterator, Sequence
 
 from dsec.base.units import GIB
 from dsec.costs.rebuild import break_even_gap_s
+from dsec.planner.combination import THOUSAND, Combination
 from dsec.planner.decision import Option
+from dsec.planner.outer import unit_usd_per_s
 from dsec.planner.workload import Billing, Pattern, PolicyKind, Workload
 
 _NEARLY_FULL = 0.95
+MOST_COMPARED = 6
 
 
-def break_evens(workload: Workload) -> Iterator[str]:
-    """Say at which gap keeping an environment and rebuilding it cost the same."""
+def break_evens(workload: Workload, options: Sequence[Option]) -> Iterator[str]:
+    """Say where two ways cost the same: keeping and rebuilding over the gap, two options over the load."""
+    yield from _equal_gaps(workload)
+    yield from _equal_rates(workload, options)
+
+
+def _equal_rates(workload: Workload, options: Sequence[Option]) -> Iterator[str]:
+    """Say at which load the chosen option and another cost the same, with the replicas and hosts that they have.
+
+    What is paid for being there is shared by the tasks of a second, what is paid by use is not: F / λ + v. Two such
+    costs are equal at λ = (F_a - F_b) / (v_b - v_a). Source: the chapter, section 11.4.4.
+    """
+    possible = [option.best for option in options if option.is_possible]
+    for other in possible[1:MOST_COMPARED]:
+        fixed, used = _costs_of(workload, possible[0])
+        other_fixed, other_used = _costs_of(workload, other)
+        if (fixed - other_fixed) * (other_used - used) <= 0:
+            continue
+        rate = (fixed - other_fixed) / (other_used - used)
+        low, high = (possible[0], other) if fixed < other_fixed else (other, possible[0])
+        yield (
+            f"{possible[0].name} and {other.name} cost the same at {rate:.4g} tasks/s with what they have: "
+            f"{low.name} is cheaper below, {high.name} above"
+        )
+
+
+def _costs_of(workload: Workload, item: Combination) -> tuple[float, float]:
+    """Return what a combination costs by the second, and by the task."""
+    service, host = workload.services[item.service], workload.hosts[item.host]
+    fixed = item.units * unit_usd_per_s(service) + item.hosts * (host.price.value if host.price is not None else 0.0)
+    return fixed, item.usd_per_thousand / THOUSAND - fixed / workload.arrivals.rate.value
+
+
+def _equal_gaps(workload: Workload) -> Iterator[str]:
     rebuilt = [policy for policy in workload.policies.values() if policy.kind is PolicyKind.REBUILT]
     for host in workload.hosts.values():
         if host.memory_price is None or not host.memory_price.value:

@@ -225,7 +225,7 @@ def make_outer(workload: Workload, keys: Sequence[Key]) -> Outer:
         slot_limit=numpy.array([_slots_of(item, row.key.sessions) for item, row in zip(services, rows, strict=True)]),
         calls_limit=numpy.array([_limit(service, "calls") for service in services]),
         tokens_limit=numpy.array([_limit(service, "tokens") for service in services]),
-        unit_usd_per_s=numpy.array([_unit_usd_per_s(service) for service in services]),
+        unit_usd_per_s=numpy.array([unit_usd_per_s(service) for service in services]),
         is_kept=numpy.array([workload.policies[row.key.policy].kind is PolicyKind.KEPT for row in rows]),
     )
 
@@ -239,7 +239,8 @@ def _limit(service: Service, name: str) -> float:
     return math.inf if figure is None else figure.value
 
 
-def _unit_usd_per_s(service: Service) -> float:
+def unit_usd_per_s(service: Service) -> float:
+    """Return what one replica or seat costs by being there."""
     if service.price is None or service.billing in (Billing.USED, Billing.TOKENS):
         return 0.0
     gpus = service.gpus.value if service.gpus is not None and service.billing is Billing.RESERVED else 1.0

@@ -102,7 +102,7 @@ def decide(workload: Workload, *, brief: bool = False) -> Decision:
         front=combinations(workload, outer, take(table, on_front)),
         front_is_exact=size.is_listed,
         levers=() if brief else make_levers(workload, options),
-        break_evens=tuple(break_evens(workload)),
+        break_evens=tuple(break_evens(workload, options)),
         warnings=tuple(warnings(workload, options)),
     )
 
