@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from dsec.base.errors import (
@@ -255,13 +257,54 @@ async def test_a_tenant_rolls_back_and_its_generations_count_from_its_own_beginn
         await quiet(node)
 
 
+def move_image(host: MemoryHost) -> None:
+    """Let the image's name mean another image."""
+    config = msgspec.structs.replace(host.images.get("python").config, env={"NEW": "yes"})
+    digest = host.images.add_layer(Path("/nonexistent"))
+    host.images.add_image("python", [digest], config, source="test")
+
+
 async def test_an_image_whose_name_moved_is_served_from_no_old_berth(host: MemoryHost, node: Node) -> None:
     await filled(node)
-    old = await ready_ids(node)
-    digest = host.images.add_layer(__import__("pathlib").Path("/nonexistent"))
-    host.images.add_image("python", [digest], host.images.get("python").config, source="test")
+    await node.create(SPEC, sandbox_id="sbx-old")
+    await quiet(node)
+    old = {*await ready_ids(node), node._core.registry.find("sbx-old").record.carrier}
+    move_image(host)
     await node.create(SPEC, sandbox_id="sbx-new")
     assert node._core.registry.find("sbx-new").record.carrier not in old
+    assert (await node.run("sbx-new", CommandRequest(argv=("sh", "-c", "echo $NEW")))).stdout == b"yes\n"
+    await node.remove("sbx-old")
+    await quiet(node)
+    assert not old & await ready_ids(node)
+    now = await statistics(node)
+    assert (now.failed_checks, now.recycles_now) == (0, True)
+
+
+async def test_an_image_that_moved_while_no_node_ran_is_served_from_no_old_berth(host: MemoryHost) -> None:
+    async with host.node() as node:
+        await filled(node)
+        old = await ready_ids(node)
+    move_image(host)
+    async with host.node() as node:
+        assert await ready_ids(node) == old
+        await node.create(SPEC, sandbox_id="sbx-new")
+        assert node._core.registry.find("sbx-new").record.carrier not in old
+        await quiet(node)
+        assert not old & await ready_ids(node)
+        await check_no_leak(host, node)
+
+
+async def test_a_tenant_of_an_earlier_node_comes_back_and_is_recycled(host: MemoryHost) -> None:
+    async with host.node() as node:
+        await filled(node, PoolChange(floor=2, maximum=2, spreads=0.0))
+        await node.create(SPEC, sandbox_id="sbx-a")
+        await quiet(node)
+    async with host.node() as node:
+        await node.remove("sbx-a")
+        await quiet(node)
+        now = await statistics(node)
+        assert (now.recycles, now.failed_checks, now.creations, now.ready) == (1, 0, 0, 2)
+        await check_no_leak(host, node)
 
 
 # -- coming back ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dsec.pools.events import (
     Recycled,
     Returned,
     ShrinkAsked,
+    Spoiled,
     TaskArrived,
     TaskLeft,
     Ticked,
@@ -221,6 +222,12 @@ def test_asked_for_room_it_gives_up_and_does_not_fill_again_at_once() -> None:
     assert [what for what, _ in trace.does(ShrinkAsked(3, "memory"))] == ["destroy"] * 3 + ["warn"]
     assert trace.does(Ticked(), after_s=1.0) == []
     assert ("create", 3) in trace.does(Ticked(), after_s=10.0)
+
+
+def test_what_is_spoiled_is_destroyed_and_replaced_and_what_is_in_use_is_left() -> None:
+    trace = Trace(floor=2).filled(3)
+    trace.then(TaskArrived("t"))
+    assert trace.does(Spoiled(("s0", "s2", "other"), "another image")) == [("destroy", "s0"), ("create", 1)]
 
 
 def test_what_an_earlier_node_left_is_counted_again() -> None:

@@ -82,6 +82,18 @@ class Adopted(PoolEvent, frozen=True):
     in_use: tuple[str, ...] = ()
 
 
+class Spoiled(PoolEvent, frozen=True):
+    """Ready sandboxes must not be given to anybody any more. Those that are not ready are ignored.
+
+    Attributes:
+        sandboxes: which.
+        reason: why.
+    """
+
+    sandboxes: tuple[str, ...]
+    reason: str
+
+
 class Gone(PoolEvent, frozen=True):
     """A sandbox does not exist any more: destroyed as the pool asked, or dead of its own. Unknown ones are ignored."""
 

@@ -151,6 +151,8 @@ class Pool:
                 self._policy_changed(event.policy)
             case events.ShrinkAsked():
                 self._shrink(event, now_s, out)
+            case events.Spoiled():
+                self._spoil(event, out)
         self._settle(now_s, out)
         return tuple(out)
 
@@ -237,6 +239,12 @@ class Pool:
             self._destroy(self._take_ready(), event.reason, out)
         # Else the level would ask for them again at once.
         self._fill_again_s = max(self._fill_again_s, now_s + self.policy.shrink_after_s)
+
+    def _spoil(self, event: events.Spoiled, out: list[PoolAction]) -> None:
+        for sandbox in event.sandboxes:
+            if sandbox in self._ready:
+                del self._ready[sandbox]
+                self._destroy(sandbox, event.reason, out)
 
     # -- settling ---------------------------------------------------------------------------------------------------
 

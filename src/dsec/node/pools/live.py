@@ -17,6 +17,7 @@ import structlog
 from dsec.base.errors import DsecError, NodeUnavailableError, RuntimeFailedError, error_from_code
 from dsec.images.port import MountedImage
 from dsec.model.event import EventKind
+from dsec.model.image import ImageConfig
 from dsec.model.pool import PoolInfo, PoolPolicy
 from dsec.model.sandbox import SandboxState
 from dsec.node.core import Core
@@ -30,7 +31,7 @@ from dsec.pools import actions, events
 from dsec.pools.actions import PoolAction
 from dsec.pools.pool import Pool
 from dsec.pools.retries import RetryPolicy, backoff_s
-from dsec.stores.port import PoolRecord, Tenancy
+from dsec.stores.port import PoolRecord, SandboxRecord, Tenancy
 
 _log = structlog.get_logger(__name__)
 _RETRIES = RetryPolicy()
@@ -76,7 +77,7 @@ class LivePool:
         self._running = 0
         self._finished = anyio.Event()
         self._expected: CleanState | None = None
-        self._layer_paths: tuple[str, ...] = ()
+        self._image: tuple[tuple[str, ...], ImageConfig] | None = None
 
     @property
     def pool_id(self) -> str:
@@ -122,15 +123,38 @@ class LivePool:
         return None if given_s is None else self._core.now_boot_s() - given_s
 
     def see_image(self, image: MountedImage) -> None:
-        """Take note of what the image's name means now. Ready sandboxes of an older image are given up."""
-        paths = tuple(map(str, image.layer_paths))
-        if paths == self._layer_paths:
+        """Take note of what the image's name means now. Ready sandboxes of another image are given up."""
+        meant = (tuple(map(str, image.layer_paths)), image.info.config)
+        if meant == self._image:
             return
-        old, self._layer_paths = self._layer_paths, paths
-        self._expected = None
+        if self._image is not None:
+            self._expected = None
+        self._image = meant
+        old = tuple(
+            carrier
+            for carrier, berth in self._core.vacant.items()
+            if berth.record.pool == self.pool_id and not self._is_of_the_image(berth.record)
+        )
         if old:
-            count = self.machine.statistics(self._core.now_boot_s()).ready
-            self.tell(events.ShrinkAsked(count, f"{self.record.spec.image} names another image now"))
+            self.tell(events.Spoiled(old, f"{self.record.spec.image} names another image now"))
+
+    def _is_of_the_image(self, record: SandboxRecord) -> bool:
+        return self._image is None or (record.layer_paths, record.image_config) == self._image
+
+    def can_recycle(self, record: SandboxRecord) -> bool:
+        """Whether a sandbox that comes back could be given to somebody: it is of the present image, and what a clean one
+        looks like is known."""
+        return not self.closed and self._expected is not None and self._is_of_the_image(record)
+
+    async def adopt(self, ready: tuple[str, ...], in_use: tuple[str, ...]) -> None:
+        """Count what an earlier node left, and learn from what stands ready what a clean one looks like."""
+        for carrier in ready:
+            try:
+                self._expected = await observe(self._core, self._core.vacant[carrier])
+                break
+            except DsecError as error:
+                _log.warning("berth_not_seen", carrier=carrier, error=str(error))
+        self.tell(events.Adopted(ready, in_use))
 
     def change(self, policy: PoolPolicy) -> None:
         self.record = PoolRecord(pool_id=self.pool_id, spec=self.record.spec, policy=policy)
@@ -271,8 +295,8 @@ class LivePool:
         await rollback(self._core, berth, None)
         async with berth.transition:
             berth.running()
-            if self._expected is None:
-                return "nobody knows what a clean one looks like until one is made anew"
+            if self._expected is None or not self._is_of_the_image(berth.record):
+                return f"{self.record.spec.image} names another image since"
             reason = difference(self._expected, await observe(self._core, berth))
             if reason:
                 return reason

@@ -55,7 +55,7 @@ class Pools:
         for name, pool in self._pools.items():
             ready = tuple(carrier for carrier, berth in self._core.vacant.items() if berth.record.pool == name)
             in_use = tuple(record.carrier for record in tenants if record.pool == name)
-            pool.tell(events.Adopted(ready, in_use))
+            await pool.adopt(ready, in_use)
 
     def _add(self, record: PoolRecord) -> LivePool:
         async def image() -> MountedImage:
@@ -136,6 +136,7 @@ class Pools:
             and not (self._ended or self._core.closing)
             and sandbox.generation is not None
             and sandbox.state in _GIVABLE
+            and pool.can_recycle(sandbox.record)
         )
 
     async def take_back(self, sandbox: Sandbox, cause: str) -> None:
