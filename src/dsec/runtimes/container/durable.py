@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import shutil
 import signal
 import time
@@ -78,6 +79,8 @@ _INPUT_END = 5
 """Where the shell gets the write end of an input that stays open, and its holder keeps it."""
 _KILLED_EXIT_CODE = 128 + signal.SIGKILL
 _MAXIMUM_LOG_BYTES = 65_536
+_EXECVE_ROUNDS = 1000
+_EXECVE_PAUSE_MS = 1
 
 
 class _Names(msgspec.Struct):
@@ -372,15 +375,29 @@ def _open_pidfd(directory: Path, name: str = "pid") -> int | None:
         descriptor = os.pidfd_open(pid)
     except (ValueError, OSError):
         return None
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            ours = os.fsencode(directory) in file.read(65_536).split(b"\0")
-    except OSError:
-        ours = False
-    if ours:
+    if os.fsencode(directory) in _command_line(pid, descriptor).split(b"\0"):
         return descriptor
     os.close(descriptor)
     return None
+
+
+def _command_line(pid: int, pidfd: int) -> bytes:
+    """Return the command line of a process; empty when it has ended.
+
+    It is empty, too, in the middle of execve(2), and just there a parent that started it by vfork(2) goes on: such a
+    parent may have acknowledged the start and died before the process ran again. So look until it has one.
+    """
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    for _ in range(_EXECVE_ROUNDS):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                said = file.read(65_536)
+        except OSError:
+            return b""
+        if said or poller.poll(_EXECVE_PAUSE_MS):
+            return said
+    return b""
 
 
 def _age_s(directory: Path) -> float:
