@@ -53,6 +53,7 @@ def test_without_faults_everything_is_placed_and_the_load_is_even(seed: int) -> 
     assert max(held) - min(held) <= 10
 
 
+@pytest.mark.slow
 @settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
 @given(
     st.integers(0, 2**32),
@@ -71,6 +72,7 @@ def test_lost_and_late_messages_liars_and_duplicates_leave_one_of_each(
     assert not made.engines[0].statistics().open
 
 
+@pytest.mark.slow
 @settings(max_examples=15, phases=[Phase.explicit, Phase.generate])
 @given(st.integers(0, 2**32))
 def test_nodes_that_crash_and_come_back_with_old_sandboxes_hold_no_duplicates(seed: int) -> None:

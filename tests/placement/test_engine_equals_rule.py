@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,6 +119,7 @@ def any_event(source: random.Random) -> tuple[Any, ...]:
     return kind, source.randrange(10)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 8), st.booleans(), st.integers(1, 5))
 def test_fast_path_and_plain_rule_choose_the_same_node(seed: int, choices: int, overlay: bool, schedulers: int) -> None:

@@ -72,6 +72,7 @@ VIEWS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 4), VIEWS), max_size=40), st.integers(0, 2**16))
 def test_everybody_ends_up_with_the_newest_view_of_every_node(seen: list[tuple[int, NodeView]], seed: int) -> None:

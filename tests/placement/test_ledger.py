@@ -57,7 +57,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.creations_seen == self.begun
 
 
-TestLedger = LedgerMachine.TestCase
+TestLedger = pytest.mark.slow(LedgerMachine.TestCase)
 
 
 def test_everybody_keeps_the_same_duplicate() -> None:

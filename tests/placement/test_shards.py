@@ -73,6 +73,7 @@ def test_nothing_moves_when_nothing_changed(instances: set[str]) -> None:
     assert rebalanced(table, instances) is table
 
 
+@pytest.mark.slow
 @given(INSTANCES, INSTANCES)
 def test_everybody_computes_the_same_table(before: set[str], after: set[str]) -> None:
     one = rebalanced(first_table(before), sorted(after))
@@ -80,6 +81,7 @@ def test_everybody_computes_the_same_table(before: set[str], after: set[str]) ->
     assert one == other
 
 
+@pytest.mark.slow
 @given(INSTANCES, INSTANCES, INSTANCES)
 def test_two_sides_of_a_partition_agree_on_one_table(everybody: set[str], left: set[str], right: set[str]) -> None:
     table = first_table(everybody)
