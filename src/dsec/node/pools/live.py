@@ -142,8 +142,8 @@ class LivePool:
         return self._image is None or (record.layer_paths, record.image_config) == self._image
 
     def can_recycle(self, record: SandboxRecord) -> bool:
-        """Whether a sandbox that comes back could be given to somebody: it is of the present image, and what a clean one
-        looks like is known."""
+        """Whether a sandbox that comes back could be given to somebody: its image is the present one, and it is known
+        what a clean one looks like."""
         return not self.closed and self._expected is not None and self._is_of_the_image(record)
 
     async def adopt(self, ready: tuple[str, ...], in_use: tuple[str, ...]) -> None:
