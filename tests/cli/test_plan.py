@@ -16,6 +16,23 @@ from dsec.verification.outcome import Outcome, Verdict
 _EXAMPLES = Path(__file__).parents[2] / "examples" / "planner"
 _WORKLOAD = str(_EXAMPLES / "example-11-9.toml")
 
+_SCENARIO = """\
+model = "rounds"
+duration = "600 s"
+warmup = "60 s"
+rounds = 3
+model_call = "9 s"
+tool = "1 s"
+cores = 48
+model_slots = 320
+[arrivals]
+kind = "uniform"
+rate = "10 /s"
+[[cases]]
+name = "full"
+set = { environments = 178 }
+"""
+
 
 def _run(*argv: str) -> Result:
     return CliRunner().invoke(cli, ["plan", *argv])
@@ -93,6 +110,16 @@ def test_check_says_where_formulas_and_simulation_part() -> None:
     assert result.exit_code == 1
     assert "warning: " in result.stdout
     assert "overloaded" in result.stdout
+
+
+def test_a_scenario_is_checked_as_it_is(tmp_path: Path) -> None:
+    scenario = tmp_path / "s.toml"
+    scenario.write_text(_SCENARIO)
+    assert _run("--check", str(scenario)).exit_code == 0
+    full = _run("--check", str(scenario), "--combination", "full")
+    assert full.exit_code == 1
+    assert "model.kept, replicas: 1, hosts: 1" in full.stdout
+    assert "overloaded" in full.stdout
 
 
 def test_check_has_nothing_to_simulate_in_a_worksheet() -> None:

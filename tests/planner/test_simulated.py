@@ -131,3 +131,12 @@ def test_a_scenario_that_no_formula_covers_is_refused() -> None:
     closed = _SCENARIO.replace('kind = "uniform"\nrate = "10 /s"', 'kind = "closed"\nconcurrency = 10')
     with pytest.raises(CapabilityMissingError, match="no formula covers closed arrivals"):
         scenario_workload(closed, name="s.toml")
+
+
+def test_a_case_of_a_scenario_can_be_asked_for() -> None:
+    text = _SCENARIO + '\n[[cases]]\nname = "slow"\nset = { model_call = "9 s" }\n'
+    decision = plan_document(scenario_workload(text, name="s.toml", case="slow")).decision
+    assert decision is not None
+    assert decision.combinations[0].completion_s == pytest.approx(30)
+    with pytest.raises(NotFoundError, match="no case 'slowest'"):
+        scenario_workload(text, name="s.toml", case="slowest")

@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--plot", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write pictures to DIR.")
 @click.option("--html", type=_FILE, metavar="FILE", help="Write a report in one page.")
 @click.option("--check", is_flag=True, help="Simulate the recommended combination and compare.")
-@click.option("--combination", metavar="NAME", help="With --check: simulate this one.")
+@click.option("--combination", metavar="NAME", help="With --check: simulate this one; of a scenario, this case.")
 @click.option("--seed", type=int, default=0, show_default=True, help="With --check: of the simulation.")
 @click.option(
     "--from-run",

@@ -19,15 +19,16 @@ def run_check(text: str, *, name: str, combination: str | None, seed: int, as_js
         InvalidRequestError: the file is a worksheet, which has nothing to simulate.
     """
     document = parse_document(text, name=name)
-    if is_scenario(document):
-        document = scenario_workload(text, name=name)
+    as_it_is = is_scenario(document)
+    if as_it_is:
+        document, combination = scenario_workload(text, name=name, case=combination), None
     decision = plan_document(document).decision
     if decision is None:
         raise InvalidRequestError(
             f"{name} is a worksheet: there is nothing to simulate",
             resolution="check a workload or a scenario of rounds",
         )
-    if combination is None and decision.chosen is None and len(decision.combinations) == 1:
+    if as_it_is:  # A scenario says what there is; nothing is added to it.
         combination = decision.combinations[0].name
     found = check(decision, combination, seed=seed)
     if as_json:

@@ -101,6 +101,8 @@ class Table:
 
     def choice(self, key: str, choices: tuple[str, ...], default: str | None = None) -> str:
         """Return one of some words."""
+        if key not in self.data and default is None:
+            raise self.error(None, f"{key!r} is missing", resolution=f"add {key} = one of: {', '.join(choices)}")
         value = self.text(key, default)
         if value not in choices:
             raise self.error(key, f"{value!r} is not known here", resolution=f"write one of: {', '.join(choices)}")

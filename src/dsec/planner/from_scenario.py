@@ -21,14 +21,21 @@ def is_scenario(document: Document) -> bool:
     return "model" in document.data and "kind" not in document.data
 
 
-def scenario_workload(text: str, *, name: str) -> Document:
+def scenario_workload(text: str, *, name: str, case: str | None = None) -> Document:
     """Return the workload document that says what a scenario says.
+
+    Args:
+        text: of the scenario.
+        name: of its file.
+        case: of the scenario; None: what it says outside its cases.
 
     Raises:
         InvalidRequestError: the scenario is not right.
+        NotFoundError: it has no such case.
         CapabilityMissingError: it is not one of rounds, or has what no formula covers.
     """
-    base = parse_scenario(PurePath(name).stem, text, where=name).base
+    file = parse_scenario(PurePath(name).stem, text, where=name)
+    base = file.base if case is None else file.only((case,)).cases[0][1]
     if not isinstance(base, RoundsScenario):
         raise CapabilityMissingError(
             f"{name} is not a scenario of rounds, and formulas cover no other",
