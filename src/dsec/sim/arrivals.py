@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy
-from msgspec import Meta, json
-from msgspec import ValidationError as JsonValidationError
+from msgspec import DecodeError, Meta, json
 
 from dsec.base.errors import InvalidRequestError, NotFoundError
 from dsec.model.value import Value
@@ -142,7 +141,7 @@ def _trace(path: Path, horizon_s: float) -> ArrivalPlan:
     for number, line in enumerate(lines, start=1):
         try:
             attempts.append(decoder.decode(line))
-        except JsonValidationError as error:
+        except DecodeError as error:
             raise InvalidRequestError(f"{path}:{number}: not a line of a rollout's results: {error}") from error
     if not attempts:
         raise InvalidRequestError(f"trace {path} is empty")

@@ -37,7 +37,7 @@ class LevelsScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="l
         duration_s: how long tasks arrive.
         warmup_s: what is measured before is forgotten.
         pool: the policy, as a live pool takes it.
-        hold_s: how long a task keeps a sandbox.
+        hold_s: how long a task keeps a sandbox, unless a trace says it.
         create_s: duration of a creation.
         recycle_s: duration of a rollback and its clean check.
         destroy_s: duration of a destruction.
@@ -77,9 +77,9 @@ class LevelsModel:
         self._scenario = scenario
         self._seed = seed
         streams = Streams(seed)
-        self._times_s = plan_arrivals(
-            scenario.arrivals, scenario.duration_s, streams.generator("arrivals"), directory=directory
-        ).times_s.tolist()
+        plan = plan_arrivals(scenario.arrivals, scenario.duration_s, streams.generator("arrivals"), directory=directory)
+        self._times_s: list[float] = plan.times_s.tolist()
+        self._traced_s: list[float] | None = None if plan.durations_s is None else plan.durations_s.tolist()
         self._hold_s = streams.draws("hold", scenario.hold_s)
         self._create_s = streams.draws("create", scenario.create_s)
         self._recycle_s = streams.draws("recycle", scenario.recycle_s)
@@ -168,11 +168,11 @@ class LevelsModel:
     def _act(self, now_s: float, action: PoolAction) -> None:
         calendar = self.calendar
         match action:
-            case HandOut(sandbox=sandbox, waited_s=waited_s):
+            case HandOut(task=task, sandbox=sandbox, waited_s=waited_s):
                 self.handed_out += 1
                 self.wait_s.add(waited_s)
                 self.in_use.add(now_s, 1)
-                calendar.at(now_s + self._hold_s(), self._give_back, sandbox)
+                calendar.at(now_s + self._kept_s(task), self._give_back, sandbox)
             case Create(count=wanted):
                 self.total.add(now_s, wanted)
                 for _ in range(wanted):
@@ -184,6 +184,10 @@ class LevelsModel:
                 calendar.at(now_s + self._destroy_s(), self._gone, sandbox)
             case Refuse():
                 self.refused += 1
+
+    def _kept_s(self, task: str) -> float:
+        """Return how long a task keeps its sandbox: as long as its trace says, else a drawn time."""
+        return self._hold_s() if self._traced_s is None else self._traced_s[int(task[1:])]
 
     def _created(self, now_s: float, _: None) -> None:
         if self._scenario.creation_failure_share and self._chance() < self._scenario.creation_failure_share:

@@ -33,6 +33,10 @@ _STYLE = {
 }  # fmt: skip
 _WIDTH_IN, _HEIGHT_IN, _DPI = 8.0, 4.2, 110
 _HOUR_S, _MINUTE_S = 3600.0, 60.0
+_LINE, _HANDLE = 100, 8
+"""Characters of a legend that fit beside each other, and what the handle of an entry takes."""
+_LARGE = 10_000
+"""From here on the numbers of an axis are written out with separators."""
 
 
 def draw(picture: Picture, cases: Sequence[Case], results: Sequence[Result], directory: Path) -> list[Path]:
@@ -151,7 +155,8 @@ def _short(value: float) -> str:
 
 
 def _words(name: str) -> str:
-    return " ".join(name.split(".")[1:]).replace("_", " ")
+    """Return a number's name for a legend; the axis says the unit."""
+    return " ".join(part.removesuffix("_s") for part in name.split(".")[1:]).replace("_", " ")
 
 
 def _scale(axes: Axes, picture: Picture) -> None:
@@ -159,11 +164,16 @@ def _scale(axes: Axes, picture: Picture) -> None:
     axes.set_yscale(picture.scale)
     if picture.scale == "linear":
         axes.set_ylim(bottom=0.0)
+        if axes.get_ylim()[1] >= _LARGE:
+            axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
 def _legend(axes: Axes, entries: int) -> None:
+    """Put the legend below, in as many columns as fit: a wider one would squeeze the picture."""
     if entries > 1:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=min(4, entries), fontsize=9.5)
+        longest = max(len(str(text)) for text in axes.get_legend_handles_labels()[1])
+        columns = max(1, min(4, entries, _LINE // (longest + _HANDLE)))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=9.5)
 
 
 _DRAWERS: dict[str, Any] = {"lines": _lines, "bars": _bars, "curves": _curves}

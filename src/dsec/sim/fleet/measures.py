@@ -52,7 +52,15 @@ class Measures:
         self.cloud = Level()
         self.rows: list[tuple[float, ...]] = []
         self._last: dict[str, float] = {}
+        self.in_second = self._peak_per_s = 0
+        self.second_ends_s = 0.0
         self.restart(0.0)
+
+    def begin_second(self, now_s: float) -> None:
+        """Count the creations of another second; the most of any is a result."""
+        self._peak_per_s = max(self._peak_per_s, self.in_second)
+        self.in_second = 0
+        self.second_ends_s = float(int(now_s)) + 1.0
 
     # Counters are plain attributes, because they are the hottest lines of a run.
     asked: int
@@ -123,7 +131,7 @@ class Measures:
     ) -> Result:
         """Sum up."""
         series = self._series()
-        peak_per_s = max((row[3] for row in self.rows), default=0.0)
+        self.begin_second(now_s)
         fetched = self.image_hits + self.image_fetches
         return Result(
             scenario=scenario,
@@ -135,7 +143,7 @@ class Measures:
                 **{name: float(getattr(self, name)) for name in COUNTED},
                 "running_at_end": self.running.value,
                 "waiting_at_end": self.waiting.value,
-                "peak_created_per_s": peak_per_s,
+                "peak_created_per_s": float(self._peak_per_s),
                 "completed_per_s": self.completed / now_s if now_s else 0.0,
                 "image_hit_share": self.image_hits / fetched if fetched else 0.0,
                 "fullest_node": float(max(node.held for node in self._nodes)),

@@ -125,19 +125,22 @@ class FleetModel:
         number = next(numbers)  # type: ignore[call-overload]
         if number + 1 < len(kind.times_s):
             self.calendar.at(kind.times_s[number + 1], self._arrive, what)
-        self._ask(now_s, kind, kind.groups[number])
+        lifetime_s = None if kind.durations_s is None else kind.durations_s[number]
+        self._ask(now_s, kind, kind.groups[number], lifetime_s)
 
     def _arrive_closed(self, now_s: float, what: tuple[WorkloadState, int]) -> None:
         self._ask(now_s, *what)
 
-    def _ask(self, now_s: float, kind: WorkloadState, group: int) -> None:
+    def _ask(self, now_s: float, kind: WorkloadState, group: int, lifetime_s: float | None = None) -> None:
         number = next(self._ids)
         if kind.images is None:
             image, task = None, f"t{kind.number}.{group}"
         else:
             image, task_number = kind.images.next(group)
             task = f"t{kind.number}.{task_number}"
-        self._request(now_s, SimSandbox(f"s{number}", kind, group, task, image, now_s))
+        sandbox = SimSandbox(f"s{number}", kind, group, task, image, now_s)
+        sandbox.lifetime_s = lifetime_s
+        self._request(now_s, sandbox)
 
     def _request(self, now_s: float, sandbox: SimSandbox) -> None:
         self.measures.asked += 1
@@ -295,6 +298,9 @@ class FleetModel:
         node.residents[sandbox.sandbox_id] = sandbox
         self._schedulers.answered(sandbox)
         measures.created += 1
+        if now_s >= measures.second_ends_s:
+            measures.begin_second(now_s)
+        measures.in_second += 1
         measures.create_s.add(now_s - sandbox.asked_s)
         measures.waiting.add(now_s, -1)
         measures.running.add(now_s, 1)
@@ -318,7 +324,8 @@ class FleetModel:
             sandbox.rounds_left = max(1, round(kind.rounds()))
             self.calendar.at(now_s + kind.model_call_s(), self._run_tool, sandbox)
         else:
-            self.calendar.at(now_s + kind.lifetime_s(), self._end_trajectory, sandbox)
+            lifetime_s = kind.lifetime_s() if sandbox.lifetime_s is None else sandbox.lifetime_s
+            self.calendar.at(now_s + lifetime_s, self._end_trajectory, sandbox)
 
     def _run_tool(self, now_s: float, sandbox: SimSandbox) -> None:
         """The model has decided. The tool runs at the speed that the node has for it now."""

@@ -28,6 +28,7 @@ class SimSandbox:
         sandbox_id, task, group: whose it is.
         kind: its workload.
         image: number of its image; None: resident everywhere.
+        lifetime_s: how long it lives, from a trace; None: as its workload says.
         memory_bytes: what it uses.
         asked_s: when it was asked for.
         creation: the creation under way, or the one that made it.
@@ -38,8 +39,8 @@ class SimSandbox:
     """
 
     __slots__ = (
-        "asked_s", "creation", "ended", "group", "image", "kind", "memory_bytes", "node", "rounds_left", "sandbox_id",
-        "scheduler", "task", "trajectories_left",
+        "asked_s", "creation", "ended", "group", "image", "kind", "lifetime_s", "memory_bytes", "node", "rounds_left",
+        "sandbox_id", "scheduler", "task", "trajectories_left",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +48,7 @@ class SimSandbox:
     ) -> None:
         self.sandbox_id, self.kind, self.group, self.task, self.image = sandbox_id, kind, group, task, image
         self.memory_bytes = kind.memory_bytes
+        self.lifetime_s: float | None = None
         self.asked_s = asked_s
         self.creation: Creation | None = None
         self.scheduler = -1
