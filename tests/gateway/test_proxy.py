@@ -247,3 +247,38 @@ async def test_who_waits_and_goes_away_leaves_no_trace(
     assert (await served).status_code == 200
     assert len(gateway.attempts()) == 1
     assert (await gateway.chat()).status_code == 200
+
+
+async def test_a_second_attempt_beside_a_silent_first_one_wins_and_both_are_records(
+    open_gateway: Any, backends: Any, shapes: Any
+) -> None:
+    backends[0].act = shapes.hanging()
+    backends[1].act = shapes.streaming(shapes.chat_events())
+    gateway = await open_gateway(model='hedge_after = "30ms"')
+    answer = await gateway.chat(stream=True)
+    assert answer.content.endswith(b"[DONE]\n\n")
+    await backends[0].gone.wait()
+    lost, won = gateway.attempts()
+    assert (lost.ended.outcome, lost.began.hedge) == (Outcome.CANCELLED, False)
+    assert (won.ended.outcome, won.began.hedge) == (Outcome.ANSWERED, True)
+    assert lost.began.call == won.began.call
+    assert lost.ended.usage.input_tokens > 0  # It worked on the prompt until it was stopped.
+
+
+async def test_a_first_attempt_that_answers_in_time_is_not_hedged(open_gateway: Any, backends: Any) -> None:
+    gateway = await open_gateway(model='hedge_after = "10s"')
+    assert (await gateway.chat()).status_code == 200
+    assert len(gateway.attempts()) == 1
+
+
+async def test_a_hedge_that_fails_leaves_the_first_attempt_alone(
+    open_gateway: Any, backends: Any, shapes: Any, until: Any
+) -> None:
+    backends[0].act = shapes.hanging()
+    backends[1].act = shapes.answering({"error": {"message": "boom"}}, status=500)
+    gateway = await open_gateway(model='hedge_after = "30ms"')
+    call = asyncio.create_task(gateway.chat())
+    await until(lambda: gateway.attempts())
+    backends[0].release.set()
+    assert (await call).status_code == 200
+    assert [attempt.ended.outcome for attempt in gateway.attempts()] == [Outcome.FAILED, Outcome.ANSWERED]

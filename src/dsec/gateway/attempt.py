@@ -122,12 +122,23 @@ class Attempt:
         if self._is_over:
             return
         if isinstance(error, AttemptFailedError):
-            self.end(Outcome.FAILED, failure=error.failure)
-        elif kind is asyncio.CancelledError and self._clock.boot_s() >= self.call.deadline_s - _TICK_S:
+            self.fail(error.failure)
+        elif error is None or kind is asyncio.CancelledError:
+            self.abandon()
+        else:
+            self.end(Outcome.CANCELLED, failure=Failure(kind=FailureKind.CANCELLED, brief=str(error)))
+
+    def fail(self, failure: Failure) -> None:
+        """End it with a failure."""
+        refused = failure.kind in (FailureKind.REFUSED, FailureKind.TOO_LONG)
+        self.end(Outcome.REFUSED if refused else Outcome.FAILED, failure=failure)
+
+    def abandon(self) -> None:
+        """End it because it was cancelled: by the call's deadline, or by a caller that went away."""
+        if self._clock.boot_s() >= self.call.deadline_s - _TICK_S:
             self.expire()
         else:
-            brief = "the caller went away" if error is None or kind is asyncio.CancelledError else str(error)
-            self.end(Outcome.CANCELLED, failure=Failure(kind=FailureKind.CANCELLED, brief=brief))
+            self.end(Outcome.CANCELLED, failure=Failure(kind=FailureKind.CANCELLED, brief="the caller went away"))
 
     def expire(self) -> None:
         """End it because the call's deadline passed."""

@@ -31,8 +31,10 @@ from dsec.gateway.call import Call, read_wishes
 from dsec.gateway.config import Api, GatewayConfig
 from dsec.gateway.continuity import Continuity
 from dsec.gateway.failing import AttemptFailedError, RefusedError, ToldError
+from dsec.gateway.fronts.asked import Target
 from dsec.gateway.fronts.complaint import Complaint
 from dsec.gateway.fronts.front import Front
+from dsec.gateway.hedging import Race
 from dsec.gateway.json_object import read_object
 from dsec.gateway.key_ring import KeyRing
 from dsec.gateway.keys import check_scope
@@ -234,13 +236,15 @@ class Proxy:
                     attempt = await self._admit_again(call, excluded, failures)
                     async with attempt:
                         try:
-                            first = await attempt.open(attempt.begin(new_id("att", self._random_bytes, length=16)))
+                            winner, first = await self._open(call, attempt, excluded, failures)
                         except AttemptFailedError as error:
-                            attempt.end(_outcome(error.failure), failure=error.failure)
+                            attempt.fail(error.failure)
                             again = self._again(call, failures, error)
-                            excluded = self._excluded(attempt, again, excluded)
+                            if again.where is Where.ANOTHER:
+                                excluded |= {*call.tried}
                         else:
-                            await self._deliver(call, attempt, first, reply, deadline)
+                            async with winner:
+                                await self._deliver(call, winner, first, reply, deadline)
                             return
                     await asyncio.sleep(again.delay_s)
             except TimeoutError as error:
@@ -249,11 +253,32 @@ class Proxy:
                     resolution="allow more time",
                 ) from error
 
-    def _excluded(self, attempt: Attempt, again: Again, excluded: frozenset[str]) -> frozenset[str]:
-        """Return where the next attempt may not go: nowhere it was, unless that leaves nothing."""
-        if again.where is Where.SAME:
-            return excluded
-        return excluded | {attempt.line.service.name}
+    async def _open(
+        self, call: Call, attempt: Attempt, excluded: frozenset[str], failures: list[Failure]
+    ) -> tuple[Attempt, bytes]:
+        """Send an attempt, and a second one beside it if the first is silent for too long.
+
+        Raises:
+            AttemptFailedError: there is no answer.
+        """
+        target = attempt.begin(self._attempt_id())
+        if call.model.hedge_after_s is None:
+            return attempt, await attempt.open(target)
+
+        async def start() -> tuple[Attempt, Target]:
+            second = await self._admit(call, excluded | {*call.tried}, hedge=True)
+            async with _ended_on_error(second):
+                return second, second.begin(self._attempt_id())
+
+        race = Race(attempt, target, call.model.hedge_after_s, start)
+        try:
+            return await race.run()
+        except AttemptFailedError:
+            failures.extend(error.failure for error in race.errors[:-1])
+            raise
+
+    def _attempt_id(self) -> str:
+        return new_id("att", self._random_bytes, length=16)
 
     def _again(self, call: Call, failures: list[Failure], error: AttemptFailedError) -> Again:
         """Return how to go on after a failure.
@@ -291,7 +316,7 @@ class Proxy:
             hint_s = failures[-1].retry_after_s
             raise ToldError(error_of(failures), told.retry_after_s if hint_s is None else hint_s) from told
 
-    async def _admit(self, call: Call, excluded: frozenset[str]) -> Attempt:
+    async def _admit(self, call: Call, excluded: frozenset[str], *, hedge: bool = False) -> Attempt:
         """Choose a backend and wait for a slot there.
 
         Raises:
@@ -315,6 +340,7 @@ class Proxy:
                 ledger=self.ledger,
                 clock=self._clock,
                 door=self.config.gateway,
+                hedge=hedge,
             )
             call.tried.append(choice.backend)
             async with _ended_on_error(attempt):
@@ -395,7 +421,7 @@ class Proxy:
                     found = await attempt.next()
         except AttemptFailedError as error:
             failure = error.failure
-            attempt.end(_outcome(failure), failure=failure)
+            attempt.fail(failure)
             await self._end_with(call, error_of([failure]), reply)
         except TimeoutError:
             attempt.expire()
@@ -456,11 +482,6 @@ def considered_of(candidates: Sequence[Candidate]) -> tuple[Considered, ...]:
         )
         for one in candidates
     )
-
-
-def _outcome(failure: Failure) -> Outcome:
-    refused = failure.kind in (FailureKind.REFUSED, FailureKind.TOO_LONG)
-    return Outcome.REFUSED if refused else Outcome.FAILED
 
 
 def _refusal_error(refusal: Refusal, *, limited: bool) -> DsecError:
