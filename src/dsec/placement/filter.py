@@ -58,7 +58,7 @@ def shortfalls(shape: Shape, view: NodeView) -> list[Shortfall]:
 
 
 def _cores(cpu_millis: int) -> str:
-    return f"{cpu_millis / 1000:g} cores"
+    return "1 core" if cpu_millis == 1000 else f"{cpu_millis / 1000:g} cores"
 
 
 def requirements(shape: Shape) -> list[tuple[str, Shape]]:

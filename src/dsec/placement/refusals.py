@@ -32,7 +32,7 @@ def _explain(fleet: Fleet, index: ShapeIndex, tried: tuple[str, ...], now_s: flo
         rest = f"; the other {len(left):,} are full" if left else ""
         return (
             Why.REJECTED,
-            f"{len(tried)} of {len(index.nodes):,} nodes were tried{rest}",
+            f"{len(tried)} {'node was' if len(tried) == 1 else 'nodes were'} tried{rest}",
             f"tried: {', '.join(tried)}",
         )
     return Why.FULL, *_full(fleet, index, could)
@@ -50,10 +50,11 @@ def _full(fleet: Fleet, index: ShapeIndex, could: list[NodeState]) -> tuple[str,
     shares = nearest.shares_with(index.increment)
     fullest = max(shares._fields, key=lambda name: getattr(shares, name))
     trust = f"; its word counts {nearest.trust.score:.0%}" if nearest.trust.score < 1 else ""
-    brief = (
-        f"all {len(index.nodes):,} nodes that could hold it are full; the nearest, {nearest.name}, "
-        f"would be at {nearest.load_with(index.increment):.0%} because of {fullest}{trust}"
-    )
+    how_full = f"would be at {nearest.load_with(index.increment):.0%} because of {fullest}{trust}"
+    if len(index.nodes) == 1:
+        brief = f"the only node that could hold it and takes any, {nearest.name}, {how_full}"
+    else:
+        brief = f"all {len(index.nodes):,} nodes that could hold it are full; the nearest, {nearest.name}, {how_full}"
     left_out = len(could) - len(index.nodes)
     return brief, f"{left_out:,} more could hold it and take none at the moment" if left_out else ""
 
