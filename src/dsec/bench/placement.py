@@ -107,7 +107,7 @@ class Fleet:
     def known(self) -> list[rule.Known]:
         """Return the facts that the plain rule decides on."""
         return [
-            rule.Known(view=state.view, own=tuple(attempt.increment for attempt in state.recent))
+            rule.Known(view=state.view, own=tuple(proposal.increment for proposal in state.recent))
             for state in self.engine.fleet
         ]
 
