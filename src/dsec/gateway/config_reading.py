@@ -6,6 +6,7 @@ A field's name ends in its unit (`stall_timeout_s`); the file's key leaves it ou
 
 from __future__ import annotations
 
+import enum
 import re
 import types
 import typing
@@ -151,8 +152,26 @@ def _value(source: TomlSource, name: str, hint: Any, value: object, path: KeyPat
         return [_value(source, name, inner, item, (*path, at)) for at, item in enumerate(value)]
     if get_origin(hint) is dict and isinstance(value, Mapping):
         inner = _bare(get_args(hint)[1])
-        return {key: _value(source, "", inner, item, (*path, key)) for key, item in value.items()}
+        # Each is made here, since errors of `msgspec` do not say which of a table's members they are about.
+        return {key: _made(source, inner, item, (*path, key)) for key, item in value.items()}
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return _choice(source, hint, value, path)
     return _quantity(source, name, hint, value, path)
+
+
+def _made(source: TomlSource, kind: Any, value: object, path: KeyPath) -> object:
+    try:
+        return msgspec.convert(_value(source, "", kind, value, path), kind)
+    except msgspec.ValidationError as error:
+        message, rest = _split(str(error))
+        raise source.error((*path, *rest), f"is wrong: {message}", resolution="see docs/gateway.md") from error
+
+
+def _choice(source: TomlSource, kind: type[enum.Enum], value: object, path: KeyPath) -> object:
+    known = [one.value for one in kind]
+    if value not in known:
+        raise source.error(path, f"is {value!r}", resolution=f"write one of: {', '.join(map(str, known))}")
+    return value
 
 
 def _quantity(source: TomlSource, name: str, hint: Any, value: object, path: KeyPath) -> object:
