@@ -24,6 +24,7 @@ from dsec.model.pool import PoolChange, PoolStatistics
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import Lifetime, QosClass, Resources, SandboxSpec, SandboxState
 from dsec.node.node import Node
+from dsec.node.settings import NodeSettings
 from dsec.runtimes.memory import MemoryInstance
 from dsec.stores.port import Tenancy
 from dsec.testing.faults import Faults, check_no_leak, killed
@@ -441,6 +442,25 @@ async def test_a_host_without_memory_makes_the_pool_give_up_what_stands_ready(ho
     assert "ask again in 5 s" in refused.value.resolution
     await quiet(node)
     assert (await statistics(node)).ready == 1
+
+
+async def test_a_pool_that_wants_more_than_the_node_may_hold_keeps_what_there_is_room_for() -> None:
+    host = MemoryHost(settings=NodeSettings(runtime="memory", maximum_sandboxes=3))
+    async with host.node() as node:
+        await node.pools.set_pool(SPEC, PoolChange(floor=5, maximum=10, spreads=0.0))
+        for _ in range(4):
+            await quiet(node)
+            assert (await statistics(node)).ready == 3
+            host.clock.advance(30.0)
+            await node.pools.set_pool(SPEC)
+        assert any("creations failed" in text for text in (await statistics(node)).warnings)
+        # A tenant takes one; somebody else's creation makes the pool give up some of the rest.
+        await node.create(SPEC, sandbox_id="sbx-a")
+        with pytest.raises(NodeUnavailableError, match="holds 3 sandboxes"):
+            await node.create(SandboxSpec(resources=Resources(open_files=99)))
+        await quiet(node)
+        await node.create(SandboxSpec(resources=Resources(open_files=99)), sandbox_id="sbx-b")
+        await check_no_leak(host, node)
 
 
 async def test_a_host_under_pressure_refuses_with_measure_threshold_and_hysteresis(

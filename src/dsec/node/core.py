@@ -68,13 +68,17 @@ class Core:
         if self.closing:
             raise NodeUnavailableError("the node is shutting down", resolution="try again when it is back")
 
-    def admit(self) -> None:
-        """Raise the reason why one more sandbox is not taken now; pools then give up what they can."""
+    def admit(self, *, for_pool: bool = False) -> None:
+        """Raise the reason why one more sandbox is not taken now; pools then give up what they can.
+
+        Args:
+            for_pool: it is to stand ready; nothing that stands ready is given up for it.
+        """
         refusal = self.admission.refusal(len(self.slots))
         if refusal is None:
             return
         self.recorder.add(EventKind.REFUSED, text=refusal.brief)
-        if self.pools is not None:
+        if self.pools is not None and not for_pool:
             self.pools.shrink(refusal.brief)
         raise refusal_error(refusal)
 

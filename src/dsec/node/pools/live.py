@@ -167,11 +167,15 @@ class LivePool:
             self._finished = anyio.Event()
             await self._finished.wait()
 
-    def give_up(self) -> None:
-        """Begin to destroy what nobody has; what is in flight is destroyed when it ends."""
+    def turn_away(self) -> None:
+        """Serve nobody any more; who waits is told so."""
         self.closed = True
         for waiter in self._waiters.values():
             waiter.told.set()
+
+    def give_up(self) -> None:
+        """Begin to destroy what nobody has; what is in flight is destroyed when it ends."""
+        self.turn_away()
         for carrier, berth in list(self._core.vacant.items()):
             if berth.record.pool == self.pool_id and carrier not in self._busy:
                 self._start(f"destroy {carrier}", partial(self.destroy, carrier, "the pool was removed"))
@@ -250,7 +254,7 @@ class LivePool:
 
     async def _fresh(self) -> str:
         """Make a berth, and see what a clean one looks like."""
-        self._core.admit()
+        self._core.admit(for_pool=True)
         berth: Sandbox | None = None
         image = await self._load_image()
         self.see_image(image)

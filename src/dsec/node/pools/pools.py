@@ -89,7 +89,7 @@ class Pools:
         """Serve nobody and take nothing back any more: the node destroys everything. Pools stay in the journal."""
         self._ended = True
         for pool in self._pools.values():
-            pool.closed = True
+            pool.turn_away()
 
     async def destroy_vacant(self) -> None:
         """Destroy what nobody has, after `end`."""
