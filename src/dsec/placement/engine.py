@@ -37,12 +37,12 @@ from collections.abc import Iterable
 import msgspec
 
 from dsec.base.errors import InvalidStateError
-from dsec.model.value import Value
 from dsec.placement.affinity import NO_AFFINITY, AffinityPolicy, Group, Groups
 from dsec.placement.choice import choose, least_of_few
 from dsec.placement.decision import Orphan, Placement, Reason, Refusal
 from dsec.placement.doubts import Doubts
 from dsec.placement.duplicates import Holder, keep_one
+from dsec.placement.engine_statistics import EngineStatistics
 from dsec.placement.fleet import Fleet, ShapeIndex
 from dsec.placement.node_state import NO_TICKET, NodeState, Proposal
 from dsec.placement.policy import PlacementPolicy
@@ -53,33 +53,6 @@ from dsec.placement.trust import smoothed
 from dsec.placement.view import NodeView
 
 _MASK = 0xFFFFFFFF
-
-
-class EngineStatistics(Value, frozen=True):
-    """What an engine did so far.
-
-    Attributes:
-        nodes: known now.
-        offered: of these, how many get sandboxes.
-        open: placements that no node has answered.
-        placed: placements made, further ones of the same sandbox included.
-        scanned: of these, how many looked at every node.
-        rejected, failed: what nodes answered.
-        refused: requests for which there was no node.
-        own_weight: for how many placements each own one counts; see `dsec.placement.others`.
-        usual_creation_s: smoothed time of a creation; None until one was measured.
-    """
-
-    nodes: int
-    offered: int
-    open: int
-    placed: int
-    scanned: int
-    rejected: int
-    failed: int
-    refused: int
-    own_weight: int
-    usual_creation_s: float | None
 
 
 class PlacementEngine:
@@ -158,11 +131,14 @@ class PlacementEngine:
             first = ((drawn & _MASK) * limit) >> 32
             second = ((drawn >> 32) * (limit - 1)) >> 32
             node, other = nodes[first], nodes[second + (second >= first)]
-            if other.rank_with(increment) < node.rank_with(increment):
-                node = other
+            load, other_load = node.rank_with(increment), other.rank_with(increment)
+            if other_load < load:
+                node, load = other, other_load
+            if node.own_weight != 1:
+                load = node.load_with(increment)
         else:
             node = least_of_few(nodes, increment, self.policy.choices, self._bits)
-        load = node.load_with(increment)
+            load = node.load_with(increment)
         if load > 1.0:
             return self._place_by_choice(index, request, (), now_s, draws=self.policy.draws - 1)
         return self._send(index, request, node, load, Reason.CHOICE, (), now_s)
