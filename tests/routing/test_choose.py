@@ -63,7 +63,7 @@ class TestCachedOrFree:
     def test_says_how_much_later_the_other_one_is(self) -> None:
         choice = taken(place("A", queue_s=0.2, hit_tokens=5_000), place("B", queue_s=0.02, rank=1))
         assert [candidate.verdict for candidate in choice.candidates] == [Verdict.TAKEN, Verdict.LATER]
-        assert "270 ms later than A" in choice.candidates[1].why
+        assert "counts 270 ms later than A" in choice.candidates[1].why
         assert "5000 tokens cached" in choice.candidates[0].why
 
     def test_a_cache_that_often_disappoints_is_worth_less(self) -> None:
@@ -168,6 +168,25 @@ class TestPriceUnderDeadline:
         request = RouteRequest(model="flash", output_tokens=355, objective=Objective.PRICE)
         choice = taken(BackendView(backend=replica, running=31), request=request)
         assert choice.candidates[0].prediction.call_usd == pytest.approx(1.125 * 6.79 / 3600)
+
+
+class TestCrowding:
+    def test_of_two_that_begin_at_once_the_emptier_one_is_taken(self) -> None:
+        limits = Limits(slots=10)
+        full = BackendView(backend=Backend(name="A", group="model", limits=limits), running=9)
+        empty = BackendView(backend=Backend(name="B", group="model", limits=limits, network_s=0.2), rank=1, running=1)
+        choice = taken(full, empty)
+        assert choice.backend == "B"
+        assert choice.first_token_s == 0.2
+        assert "600 ms later than B, 800 ms of them because it is fuller" in choice.candidates[0].why
+
+    def test_it_can_be_left_out_of_account(self) -> None:
+        limits = Limits(slots=10)
+        full = BackendView(backend=Backend(name="A", group="model", limits=limits), running=9)
+        empty = BackendView(backend=Backend(name="B", group="model", limits=limits, network_s=0.2), rank=1, running=1)
+        choice = choose(CALL, [full, empty], RoutingPolicy(crowding_s=0.0), 0.0)
+        assert isinstance(choice, Choice)
+        assert choice.backend == "A"
 
 
 class TestStickiness:

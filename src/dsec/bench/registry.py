@@ -124,4 +124,11 @@ BENCHMARKS = (
         samples=5,
         pure=True,
     ),
+    Benchmark(
+        "routing",
+        "dsec.bench.routing:bench_routing",
+        "Time to the first token when calls are routed, beside round-robin (simulated); decisions over 64 backends.",
+        samples=3,
+        pure=True,
+    ),
 )

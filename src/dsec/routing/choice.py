@@ -53,6 +53,8 @@ class Prediction(Value, frozen=True):
         miss_prefill_s: the same if it does not.
         first_token_s: until the answer begins, on average over hit and miss.
         completion_s: until it ends, on average.
+        crowding_s: how much later it counts because its slots are taken: what a call there takes from those after it.
+        counted_s: time to the first token with that, which is what backends are compared by.
         call_usd: cost of the call, on average; None where no price is known.
         success_usd: cost of one call that succeeds; None where no price is known.
         timely_success: probability that the call succeeds within its deadline.
@@ -66,6 +68,8 @@ class Prediction(Value, frozen=True):
     miss_prefill_s: float
     first_token_s: float
     completion_s: float
+    crowding_s: float
+    counted_s: float
     call_usd: float | None
     success_usd: float | None
     timely_success: float

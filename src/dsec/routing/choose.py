@@ -2,7 +2,8 @@
 
 A backend is open to a call unless it was tried already, failed, asked to be left alone, is too small for it, or has a
 limit with no room. Of the open ones that is taken which begins first, ends first, or makes a success cheapest, as the
-call asks. So a backend that holds the prefix is taken until its queue outweighs the hit, whatever the two amount to.
+call asks. So of two that are equally loaded the one that holds the prefix is taken until its queue outweighs the hit,
+whatever the two amount to. A fuller one counts as somewhat later (`RoutingPolicy.crowding_s`).
 An episode stays where it was while nothing else is better by more than staying is worth.
 
 Nothing is kept from one decision to the next: equal requests and views give equal decisions. More queue at a backend
@@ -57,7 +58,7 @@ def choose(
         now_s: the present.
         home: where the episode's last call was; empty: nowhere.
     """
-    looked = [_look(request, view, now_s) for view in views]
+    looked = [_look(request, view, policy, now_s) for view in views]
     open_ones = [one for one in looked if one.verdict is None]
     if not open_ones:
         return _refusal(request, looked, now_s)
@@ -76,8 +77,8 @@ def choose(
     )
 
 
-def _look(request: RouteRequest, view: BackendView, now_s: float) -> _Looked:
-    prediction = predict(request, view)
+def _look(request: RouteRequest, view: BackendView, policy: RoutingPolicy, now_s: float) -> _Looked:
+    prediction = predict(request, view, policy)
     verdict, opens_at_s = refused_by(request, view, now_s)
     is_untimely = prediction.timely_success < request.required_success
     if verdict is None and request.objective is Objective.PRICE and is_untimely:
@@ -114,9 +115,10 @@ def refused_by(request: RouteRequest, view: BackendView, now_s: float) -> tuple[
 def _key(request: RouteRequest, one: _Looked) -> Key:
     prediction, load, rank = one.prediction, one.view.load, one.view.rank
     if request.objective is Objective.FIRST_TOKEN:
-        return prediction.first_token_s, prediction.network_s + prediction.queue_s, load, rank
+        base_s = prediction.network_s + prediction.queue_s + prediction.crowding_s
+        return prediction.counted_s, base_s, load, rank
     if request.objective is Objective.COMPLETION:
-        return prediction.completion_s, prediction.first_token_s, load, rank
+        return prediction.completion_s + prediction.crowding_s, prediction.first_token_s, load, rank
     price = prediction.success_usd
     return math.inf if price is None else price, prediction.completion_s, load, rank
 
@@ -257,8 +259,12 @@ def _against(request: RouteRequest, one: _Looked, taken: _Looked | None) -> str:
             f"{value - other:.3g} USD more than {taken.name}" if value >= other else f"the episode is at {taken.name}"
         )
     if value < other:
-        return f"{_ms(other - value)} sooner than {taken.name}, where the episode is"
-    return f"{_ms(value - other)} later than {taken.name}"
+        return f"counts {_ms(other - value)} sooner than {taken.name}, where the episode is"
+    if value == other:
+        return f"as early as {taken.name}, which is less loaded or stands before it"
+    fuller = one.prediction.crowding_s - taken.prediction.crowding_s
+    crowded = f", {_ms(fuller)} of them because it is fuller" if fuller > 0 else ""
+    return f"counts {_ms(value - other)} later than {taken.name}{crowded}"
 
 
 def _ms(time_s: float) -> str:

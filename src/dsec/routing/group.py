@@ -1,8 +1,8 @@
 """The backends of one model group, kept so that the one which begins first is found without looking at all.
 
-The time until an answer begins is (network + queue) + prefill. Of backends that process input equally fast and hold
-equally much of the prompt, the first is therefore the one with the least network + queue, whatever the call. So
-backends are kept in *lanes* of equal speed and equal trust in their caches, each in the order of network + queue, then
+What is compared is (network + queue + crowding) + prefill. Of backends that process input equally fast and hold equally
+much of the prompt, the first is therefore the one with the least of the three in brackets, its *base*, whatever the
+call. So backends are kept in *lanes* of equal speed and equal trust in their caches, each in the order of base, then
 load, then rank; and the prefix index says for all backends at once who holds how much. A decision compares one backend
 for each lane and each length of prefix, instead of all.
 
@@ -30,10 +30,10 @@ _FEW = 4
 """Up to so many holders are looked at one by one; of more, the first in the lane's order is soon found."""
 
 Entry = tuple[float, float, int, int, BackendState]
-"""Network + queue, load, rank, bit, state: the first three order a lane."""
+"""Base, load, rank, bit, state: the first three order a lane."""
 
 Best = tuple[float, Entry, int]
-"""Time to first token, the backend's entry, tokens of the prompt in its cache; the first two order."""
+"""Counted time to the first token, the backend's entry, tokens of the prompt in its cache; the first two order."""
 
 
 class _Lane:
@@ -88,7 +88,7 @@ class Group:
         """Take in that a backend changed."""
         state.refresh()
         backend = state.backend
-        entry: Entry = (backend.network_s + state.queue_s, state.load, state.rank, state.bit, state)
+        entry: Entry = (state.base_s, state.load, state.rank, state.bit, state)
         number = state.number
         lane = self._lane(state)
         if (place := self._places[number]) is not None:
@@ -155,15 +155,15 @@ class Group:
             if tokens < lane.minimum_tokens or (entry := self._first_entry(request, now_s, lane, among)) is None:
                 continue
             base_s = entry[0]
-            first_s = share * (base_s + prefill_s(whole, tokens)) + (1 - share) * (base_s + miss_s)
-            if best is None or is_better(first_s, entry, best):
-                best = (first_s, entry, tokens)
+            counted_s = share * (base_s + prefill_s(whole, tokens)) + (1 - share) * (base_s + miss_s)
+            if best is None or is_better(counted_s, entry, best):
+                best = (counted_s, entry, tokens)
             if entry is lane.entries[0]:
                 return best  # None of the lane is as free, so that none that holds less can be better.
         if (entry := self._first_entry(request, now_s, lane, members)) is not None:
-            first_s = entry[0] + miss_s
-            if best is None or is_better(first_s, entry, best):
-                best = (first_s, entry, 0)
+            counted_s = entry[0] + miss_s
+            if best is None or is_better(counted_s, entry, best):
+                best = (counted_s, entry, 0)
         return best
 
     def admits(self, state: BackendState, request: RouteRequest, now_s: float) -> bool:
@@ -179,10 +179,10 @@ class Group:
         place = self._places[state.number]
         assert place is not None
         base_s, prefill_s = place[1][0], state.backend.prefill_s
-        first_s = base_s + prefill_s(request.input_tokens, 0)
+        counted_s = base_s + prefill_s(request.input_tokens, 0)
         if tokens:
-            first_s = mixed(state.hit_share, base_s + prefill_s(request.input_tokens, tokens), first_s)
-        return first_s, place[1], tokens
+            counted_s = mixed(state.hit_share, base_s + prefill_s(request.input_tokens, tokens), counted_s)
+        return counted_s, place[1], tokens
 
     def _first_entry(self, request: RouteRequest, now_s: float, lane: _Lane, mask: int) -> Entry | None:
         """Return the first of a lane that is in the mask and admits the call."""
@@ -220,9 +220,9 @@ class Group:
             self.update(state, now_s)
 
 
-def is_better(first_s: float, entry: Entry, best: Best) -> bool:
-    """Say whether an answer that begins in `first_s` at this backend is better than the best so far."""
-    return first_s < best[0] or (first_s == best[0] and entry < best[1])
+def is_better(counted_s: float, entry: Entry, best: Best) -> bool:
+    """Say whether an answer that begins in `counted_s` at this backend is better than the best so far."""
+    return counted_s < best[0] or (counted_s == best[0] and entry < best[1])
 
 
 def _tokens(blocks: int, request: RouteRequest) -> int:

@@ -2,6 +2,7 @@
 
     first token  T = network + queue + prefill,      prefill short where the cache holds the prefix
     completion   T + output tokens x time of a token with the calls that would be side by side
+    counted      T + crowding x load,                what is compared
 
 The cache is a model of what others did not tell, so each figure is taken for a hit and for a miss and weighed with the
 probability h that the cache really holds what it should. Cost and timely success follow as for a route whose requests
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from dsec.costs import first_token, model_service, routing, token_prices
 from dsec.routing.backend import Backend
 from dsec.routing.choice import Prediction
+from dsec.routing.policy import RoutingPolicy
 from dsec.routing.request import RouteRequest
 from dsec.routing.view import BackendView, queue_time_s
 
@@ -29,7 +31,7 @@ class _Way:
     call_usd: float | None
 
 
-def predict(request: RouteRequest, view: BackendView) -> Prediction:
+def predict(request: RouteRequest, view: BackendView, policy: RoutingPolicy) -> Prediction:
     """Return what a call would meet at a backend."""
     backend = view.backend
     queue_s = queue_time_s(
@@ -41,6 +43,8 @@ def predict(request: RouteRequest, view: BackendView) -> Prediction:
     share = view.hit_share if view.hit_tokens else 0.0
     hit = _way(request, view, queue_s, view.hit_tokens)
     miss = _way(request, view, queue_s, 0)
+    crowding_s = policy.crowding_s * view.load
+    base_s = backend.network_s + queue_s + crowding_s
     call_usd, success_usd, timely = _worth(request, backend, share, hit, miss)
     return Prediction(
         network_s=backend.network_s,
@@ -51,6 +55,8 @@ def predict(request: RouteRequest, view: BackendView) -> Prediction:
         miss_prefill_s=miss.prefill_s,
         first_token_s=mixed(share, hit.first_token_s, miss.first_token_s),
         completion_s=mixed(share, hit.completion_s, miss.completion_s),
+        crowding_s=crowding_s,
+        counted_s=mixed(share, base_s + hit.prefill_s, base_s + miss.prefill_s),
         call_usd=call_usd,
         success_usd=success_usd,
         timely_success=timely,

@@ -27,6 +27,7 @@ from dsec.routing.choice import Choice, Reason, Refusal, Verdict, Why
 from dsec.routing.choose import choose, refusal, refused_by
 from dsec.routing.group import Best, Group, is_better
 from dsec.routing.policy import RoutingPolicy
+from dsec.routing.predict import mixed
 from dsec.routing.prefix_index import Level
 from dsec.routing.request import Objective, RouteRequest
 from dsec.routing.retrying import Failure
@@ -146,8 +147,8 @@ class Router:
         if best is None:
             return self._closed(request, groups, now_s)
         if stay is not None and stay[1] is not best[1] and stay[0] <= best[0] + self.policy.sticky_s:
-            return _choice(stay, Reason.STICKY)
-        return _choice(best, Reason.CACHED if best[2] else Reason.SHORTEST)
+            return _choice(request, stay, Reason.STICKY)
+        return _choice(request, best, Reason.CACHED if best[2] else Reason.SHORTEST)
 
     def explain(self, request: RouteRequest, now_s: float) -> Choice | Refusal:
         """Make the same decision and say of every candidate why it was or was not taken."""
@@ -332,8 +333,8 @@ class Router:
         return self._states[backend]
 
 
-def _choice(best: Best, reason: Reason) -> Choice:
-    first_token_s, entry, tokens = best
+def _choice(request: RouteRequest, best: Best, reason: Reason) -> Choice:
+    _, entry, tokens = best
     state = entry[4]
     return Choice(
         backend=state.backend.name,
@@ -341,8 +342,17 @@ def _choice(best: Best, reason: Reason) -> Choice:
         reason=reason,
         queue_s=state.queue_s,
         hit_tokens=tokens,
-        first_token_s=first_token_s,
+        first_token_s=_first_token_s(request, state, tokens),
     )
+
+
+def _first_token_s(request: RouteRequest, state: BackendState, tokens: int) -> float:
+    """Return the predicted time; the same sums as in `dsec.routing.predict`, in the same order."""
+    backend, whole = state.backend, request.input_tokens
+    miss_s = backend.network_s + state.queue_s + backend.prefill_s(whole, 0)
+    if not tokens:
+        return miss_s
+    return mixed(state.hit_share, backend.network_s + state.queue_s + backend.prefill_s(whole, tokens), miss_s)
 
 
 def _hold_s(request: RouteRequest, backend: Backend, hit_tokens: int) -> float:

@@ -79,6 +79,7 @@ class BackendState:
             could never show that it has changed.
         queue_s: predicted wait of the next call.
         load: calls there over its slots.
+        base_s: what is the same for every call there: network, queue, crowding.
         requests, tokens: of the limits per minute.
         failures: in a row.
         pauses: in a row.
@@ -91,6 +92,7 @@ class BackendState:
     __slots__ = (
         "_policy",
         "backend",
+        "base_s",
         "begun",
         "bit",
         "error_s",
@@ -143,6 +145,7 @@ class BackendState:
             reported_queue_s=self.reported_queue_s,
         )
         self.load = (self.running + self.waiting) / (self.backend.limits.slots or 1)
+        self.base_s = self.backend.network_s + self.queue_s + self._policy.crowding_s * self.load
 
     @property
     def is_full(self) -> bool:
