@@ -42,7 +42,7 @@ def folded_peak(holds: Iterable[Hold], *, period_s: float, group: float = 1.0) -
         always += whole * hold.amount
         if rest > _SLIVER:
             first = _phase(hold.start_s / period_s)
-            last = _phase(first + rest)
+            last = _phase(hold.end_s / period_s)  # From the end itself: a sum would not meet another's start exactly.
             edges += [(first, hold.amount), (last, -hold.amount)]
             if last < first:
                 always += hold.amount
