@@ -4,6 +4,18 @@ from dsec.base.errors import (
     AlreadyExistsError as AlreadyExistsError,
 )
 from dsec.base.errors import (
+    BackendFailedError as BackendFailedError,
+)
+from dsec.base.errors import (
+    BackendTimeoutError as BackendTimeoutError,
+)
+from dsec.base.errors import (
+    BodyTooLargeError as BodyTooLargeError,
+)
+from dsec.base.errors import (
+    BudgetExhaustedError as BudgetExhaustedError,
+)
+from dsec.base.errors import (
     BuildFailedError as BuildFailedError,
 )
 from dsec.base.errors import (
@@ -31,6 +43,9 @@ from dsec.base.errors import (
     ExternalCommandError as ExternalCommandError,
 )
 from dsec.base.errors import (
+    GatewayBusyError as GatewayBusyError,
+)
+from dsec.base.errors import (
     GuestError as GuestError,
 )
 from dsec.base.errors import (
@@ -55,6 +70,9 @@ from dsec.base.errors import (
     LimitExceededError as LimitExceededError,
 )
 from dsec.base.errors import (
+    ModelUnavailableError as ModelUnavailableError,
+)
+from dsec.base.errors import (
     NodeUnavailableError as NodeUnavailableError,
 )
 from dsec.base.errors import (
@@ -74,6 +92,9 @@ from dsec.base.errors import (
 )
 from dsec.base.errors import (
     ProcessNotFoundError as ProcessNotFoundError,
+)
+from dsec.base.errors import (
+    RateLimitedError as RateLimitedError,
 )
 from dsec.base.errors import (
     RuntimeFailedError as RuntimeFailedError,
