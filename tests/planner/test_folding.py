@@ -33,6 +33,10 @@ def test_the_folded_peak_is_what_playing_every_task_shows(holds: list[Hold], per
     assert folded_peak(holds, period_s=float(period), group=group) == pytest.approx(_played(holds, period, group))
 
 
+def test_one_that_ends_as_another_begins_is_never_counted_with_it() -> None:
+    assert folded_peak([Hold(7.0, 44.0, 1.0), Hold(14.0, 15.0, 1.0)], period_s=15.0) == pytest.approx(3)
+
+
 def test_rounding_makes_no_extra_task() -> None:
     rounds = [Hold(start, start + 3, 2.0) for start in (4, 11, 18)]
     assert folded_peak(rounds, period_s=0.1) == pytest.approx(180)
