@@ -9,8 +9,8 @@ at the middle load; the goal is a mean 30% below round-robin.
 
 **Decisions.** A router over 64 backends is brought into the state in which it would be under load, with thousands of
 prompts in its index, and asked again and again. One thread, pure Python, in seconds of its processor time: a decision
-waits for nothing, so that other work on the host only makes its clock run on. The same decisions by the plain rule, which
-looks at every backend, show what the keeping is worth.
+waits for nothing, so that other work on the host only makes its clock run on. The same decisions by the plain rule,
+which looks at every backend, show what the keeping is worth.
 """
 
 from __future__ import annotations

@@ -53,9 +53,8 @@ _CODES = {
 """Codes and types of errors that say more than their status, or come in a stream whose status was 200."""
 
 _TOO_LONG = re.compile(r"maximum context length|context (length|window)|prompt is too long|input is too long", re.I)
-_TRY_AGAIN = re.compile(r"(?:try|retry) again (?:in|after) (\d+(?:\.\d+)?)\s?(ms|s|m|h)\b", re.I)
+_TRY_AGAIN = re.compile(r"(?:try again|retry) (?:in|after) (\d[\d.hms]*)\s?(ms|s|m|h)?", re.I)
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
-_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def failure_of(status: int, headers: Mapping[str, str], body: bytes = b"") -> Failure:
@@ -171,7 +170,10 @@ def _iso_s(text: str) -> float | None:
 
 def _said_s(message: str) -> float | None:
     match = _TRY_AGAIN.search(message)
-    return float(match.group(1)) * _UNITS_S[match.group(2).lower()] if match else None
+    if match is None:
+        return None
+    text = match.group(1).lower().rstrip(".")
+    return _duration_s(f"{text}{(match.group(2) or '').lower()}")
 
 
 def _read(body: bytes) -> tuple[tuple[str, ...], str]:

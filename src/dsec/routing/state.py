@@ -145,7 +145,8 @@ class BackendState:
             reported_queue_s=self.reported_queue_s,
         )
         self.load = (self.running + self.waiting) / (self.backend.limits.slots or 1)
-        self.base_s = self.backend.network_s + self.queue_s + self._policy.crowding_s * self.load
+        fill = self.load if self.backend.limits.slots is not None else 0.0
+        self.base_s = self.backend.network_s + self.queue_s + self._policy.crowding_s * fill
 
     @property
     def is_full(self) -> bool:

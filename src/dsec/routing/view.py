@@ -52,6 +52,11 @@ class BackendView(Value, frozen=True):
         )
 
     @property
+    def fill(self) -> float:
+        """Calls there over its slots; 0 where slots are without limit."""
+        return self.load if self.backend.limits.slots is not None else 0.0
+
+    @property
     def load(self) -> float:
         """Calls there over its slots; without a limit of slots, plain calls."""
         return (self.running + self.waiting) / (self.backend.limits.slots or 1)
