@@ -22,11 +22,11 @@ from __future__ import annotations
 import msgspec
 
 from dsec.base.errors import DsecError, Fault, InvalidStateError, NodeUnavailableError
+from dsec.model.retry import Report, RetryPolicy, Where
 from dsec.model.value import Value
 from dsec.placement.decision import Orphan, Placement, Refusal
 from dsec.placement.engine import PlacementEngine
 from dsec.placement.request import PlacementRequest
-from dsec.placement.retry import Report, RetryPolicy, Where
 from dsec.placement.view import NodeView
 
 

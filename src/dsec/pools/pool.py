@@ -25,13 +25,13 @@ import math
 from collections import deque
 
 from dsec.model.pool import PoolPolicy, PoolStatistics
+from dsec.model.retry import RetryPolicy, code_may_be_repeated
 from dsec.pools import events
 from dsec.pools.actions import Create, Destroy, HandOut, PoolAction, Recycle, Refuse
 from dsec.pools.drain import Drain, DrainReading
 from dsec.pools.level import ready_level
 from dsec.pools.rate import MeanOfLast, RateWindow
 from dsec.pools.recycling import Recycling
-from dsec.pools.retries import RetryPolicy, backoff_s, may_be_retried
 from dsec.pools.waiting import WaitingTasks
 
 _HOLDS_REMEMBERED = 64
@@ -207,8 +207,8 @@ class Pool:
         self._creating = max(0, self._creating - 1)
         self._creation_failures += 1
         self._failures_in_a_row += 1
-        self._fill_again_s = now_s + backoff_s(self._retries, self._failures_in_a_row - 1)
-        if self._waiting and (self._failures_in_a_row > 1 or not may_be_retried(event.code)):
+        self._fill_again_s = now_s + self._retries.steady_pause_s(self._failures_in_a_row)
+        if self._waiting and (self._failures_in_a_row > 1 or not code_may_be_repeated(event.code)):
             task, _ = self._waiting.next()
             self._refusals += 1
             out.append(Refuse(task, event.code, event.brief))

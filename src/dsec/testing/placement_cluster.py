@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dsec.base.errors import DsecError
+from dsec.model.retry import RetryPolicy
 from dsec.placement.affinity import NO_AFFINITY, AffinityPolicy
 from dsec.placement.creation import Creation, Done, GiveUp, Pause, Send, Step
 from dsec.placement.decision import Orphan
@@ -22,7 +23,6 @@ from dsec.placement.engine import PlacementEngine
 from dsec.placement.ledger import CreationLedger
 from dsec.placement.policy import PlacementPolicy
 from dsec.placement.request import PlacementRequest
-from dsec.placement.retry import RetryPolicy
 from dsec.placement.view import Capacity, Health, NodeView, Usage
 
 

@@ -19,6 +19,7 @@ from dsec.images.port import MountedImage
 from dsec.model.event import EventKind
 from dsec.model.image import ImageConfig
 from dsec.model.pool import PoolInfo, PoolPolicy
+from dsec.model.retry import RetryPolicy
 from dsec.model.sandbox import SandboxState
 from dsec.node.core import Core
 from dsec.node.ending import take_apart
@@ -30,7 +31,6 @@ from dsec.node.sandbox import Sandbox
 from dsec.pools import actions, events
 from dsec.pools.actions import PoolAction
 from dsec.pools.pool import Pool
-from dsec.pools.retries import RetryPolicy, backoff_s
 from dsec.stores.port import PoolRecord, SandboxRecord, Tenancy
 
 _log = structlog.get_logger(__name__)
@@ -259,10 +259,10 @@ class LivePool:
         image = await self._load_image()
         self.see_image(image)
         began_s = self._core.now_boot_s()
-        with anyio.move_on_after(_RETRIES.timeout_s):
+        with anyio.move_on_after(_RETRIES.create_timeout_s):
             berth = await make_berth(self._core, self.record, image)
         if berth is None:
-            raise NodeUnavailableError(f"a creation took longer than {_RETRIES.timeout_s:g} s")
+            raise NodeUnavailableError(f"a creation took longer than {_RETRIES.create_timeout_s:g} s")
         carrier, duration_s = berth.sandbox_id, self._core.now_boot_s() - began_s
         self._recorder.add(EventKind.CREATED, pool=self.pool_id, sandbox_id=carrier, duration_s=duration_s)
         try:
@@ -324,7 +324,7 @@ class LivePool:
             except DsecError as error:
                 failures += 1
                 _log.error("berth_not_destroyed", carrier=carrier, failures=failures, error=str(error))
-                await anyio.sleep(backoff_s(_RETRIES, failures - 1))
+                await anyio.sleep(_RETRIES.steady_pause_s(failures))
         self._busy.discard(carrier)
         self._recorder.add(EventKind.DESTROYED, pool=self.pool_id, sandbox_id=carrier, text=reason)
         self.tell(events.Gone(carrier, reason))

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from dsec.model.retry import RetryPolicy
 from dsec.model.value import Value
 from dsec.placement.affinity import NO_AFFINITY, AffinityPolicy
 from dsec.placement.policy import PlacementPolicy
-from dsec.placement.retry import RetryPolicy
 from dsec.sim.arrivals import Arrivals
 from dsec.sim.distributions import Distribution, constant
 from dsec.sim.fleet.interference import Protection

@@ -20,10 +20,10 @@ from dsec.base.errors import (
     UnknownOutcomeError,
     error_types,
 )
+from dsec.model.retry import Report, Retry, RetryPolicy, Where, code_may_be_repeated, may_not_repeat
 from dsec.placement.creation import Creation, Done, GiveUp, Pause, Send, Step
 from dsec.placement.engine import PlacementEngine
 from dsec.placement.request import PlacementRequest, Shape
-from dsec.placement.retry import Report, Retry, RetryPolicy, Where, may_not_repeat
 from dsec.placement.view import Capacity, NodeView
 
 BROKEN = HostDiskFullError("the host has no disk left")
@@ -181,3 +181,16 @@ def test_steps_in_the_wrong_order_are_refused() -> None:
     one.begin(0.0)
     with pytest.raises(InvalidStateError):
         one.resume(1.0)
+
+
+def test_one_that_never_gives_up_waits_one_three_and_nine_seconds_and_stays_there() -> None:
+    assert [RetryPolicy().steady_pause_s(failures) for failures in range(7)] == [0.0, 0.0, 1.0, 3.0, 9.0, 9.0, 9.0]
+
+
+def test_every_registered_error_has_an_answer() -> None:
+    for code, kind in error_types().items():
+        assert kind.retryable or not code_may_be_repeated(code)
+    assert code_may_be_repeated("host_disk_full")
+    assert code_may_be_repeated("a_code_of_a_newer_version")
+    assert not code_may_be_repeated("unknown_outcome")
+    assert not code_may_be_repeated("sandbox_out_of_memory")

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import enum
 
-from dsec.base.errors import DsecError, Fault, InvalidRequestError, UnknownOutcomeError
+from dsec.base.errors import DsecError, Fault, InvalidRequestError, UnknownOutcomeError, error_types
 from dsec.model.value import Value
 
 
@@ -110,6 +110,20 @@ class RetryPolicy(Value, frozen=True):
         up.
         """
         return self.backoff_s[ladders - 1] if not self.spaced and 1 <= ladders <= len(self.backoff_s) else None
+
+    def steady_pause_s(self, failures: int) -> float:
+        """Return how long whoever never gives up, such as a pool that fills itself, waits after so many failures in a
+        row: nothing after the first, then the pauses in turn, the last one for all further ones.
+        """
+        if failures < 2 or not self.backoff_s:
+            return 0.0
+        return self.backoff_s[min(failures - 1, len(self.backoff_s)) - 1]
+
+
+def code_may_be_repeated(code: str) -> bool:
+    """Tell whether an error of this code may go away by asking again. Unknown codes are a newer version's platform."""
+    kind = error_types().get(code)
+    return kind is None or (kind.retryable and kind.fault is not Fault.GUEST)
 
 
 def may_not_repeat(error: DsecError) -> str:
