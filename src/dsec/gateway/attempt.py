@@ -100,6 +100,7 @@ class Attempt:
         self._splitter = EventSplitter(door.maximum_event_bytes)
         self._response: Answer | None = None
         self._late: AttemptFailedError | None = None
+        self.cut: Cut | None = None
         self._charged_tokens = 0
         self._work = call.asked.input_tokens + call.model.expected_output_tokens
         self._assigned_s = clock.boot_s()
@@ -354,6 +355,9 @@ class Attempt:
                     self._check_seen()
                 if forwarded:
                     passed.append(event)
+                self.cut = self._charge()
+                if self.cut is not None:
+                    break
         except AttemptFailedError as error:
             if not passed or self._first_byte_s is None:
                 raise
@@ -371,8 +375,8 @@ class Attempt:
                 f"asked for {self.line.backend.model_name!r}, answered as {seen.model[:80]!r}",
             )
 
-    def overdrawn(self) -> Cut | None:
-        """Charge what came since the last time; return whether the stream has to be cut."""
+    def _charge(self) -> Cut | None:
+        """Charge what came since the last time; return why the stream has to be cut here, if it has."""
         seen, call = self.watcher.seen, self.call
         tokens = seen.thinking_tokens + seen.visible_tokens
         fresh = tokens - self._charged_tokens

@@ -14,7 +14,7 @@ from dsec.costs.token_prices import TokenPrices
 from dsec.gateway.budgets import Accounts
 from dsec.gateway.config import GatewayConfig, Prices, Service
 from dsec.gateway.flow import Turnstile
-from dsec.gateway.http_upstream import HttpUpstream, open_session, read_secret
+from dsec.gateway.http_upstream import open_session, read_secret
 from dsec.gateway.key_ring import KeyRing
 from dsec.gateway.keys import KEYS_FILE
 from dsec.gateway.ledger import Ledger, pair_attempts, read_records
@@ -24,6 +24,7 @@ from dsec.gateway.proxy import Proxy
 from dsec.gateway.tariff import Tariff
 from dsec.gateway.thinking import ThinkingAllowance
 from dsec.gateway.upstream import Upstream
+from dsec.gateway.upstreams import upstream_of
 from dsec.routing.fairness import FairQueue
 from dsec.routing.price_table import PriceTable, parse_prices, shipped_prices, shipped_tables
 from dsec.routing.router import Router
@@ -72,7 +73,7 @@ async def open_proxy(
         async with open_session() as session:
             weights = {name: project.weight for name, project in config.projects.items()}
             lines = {
-                service.name: _line(service, HttpUpstream(service, secrets[service.name], session), weights, tables)
+                service.name: _line(service, upstream_of(service, secrets[service.name], session), weights, tables)
                 for service in config.backends
             }
             router = Router(

@@ -413,10 +413,9 @@ class Proxy:
         try:
             async with asyncio.timeout(call.deadline_s - self._clock.boot_s()):
                 while found:
-                    cut = attempt.overdrawn()
                     await reply.write(found)
-                    if cut is not None:
-                        await self._cut(call, attempt, cut, reply)
+                    if attempt.cut is not None:
+                        await self._cut(call, attempt, attempt.cut, reply)
                         return
                     found = await attempt.next()
         except AttemptFailedError as error:

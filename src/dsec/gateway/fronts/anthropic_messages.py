@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -53,7 +53,7 @@ class _Event(msgspec.Struct):
 
 
 _flag = msgspec.json.Decoder(bool | None)
-_count = msgspec.json.Decoder(int | None)
+_count = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0)] | None)
 _list = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _thinking = msgspec.json.Decoder(ThinkingMember | None)
 _event = msgspec.json.Decoder(_Event)

@@ -8,7 +8,7 @@ comes as `reasoning_content` or `reasoning`, by server.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -62,7 +62,7 @@ class _Chunk(msgspec.Struct):
 
 _text = msgspec.json.Decoder(str)
 _flag = msgspec.json.Decoder(bool | None)
-_count = msgspec.json.Decoder(int | None)
+_count = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0)] | None)
 _optional_text = msgspec.json.Decoder(str | None)
 _list = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _options = msgspec.json.Decoder(_StreamOptions | None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -51,7 +51,7 @@ class _Event(msgspec.Struct):
 
 
 _flag = msgspec.json.Decoder(bool | None)
-_count = msgspec.json.Decoder(int | None)
+_count = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0)] | None)
 _name = msgspec.json.Decoder(str | None)
 _input = msgspec.json.Decoder(str | list[msgspec.Raw])
 _object = msgspec.json.Decoder(dict[str, Any] | None)
