@@ -197,14 +197,16 @@ class Ungrouped:
             self._ending.setdefault(group, []).extend(_kill_helper(member))
 
     def _kill_instance(self, group: str) -> None:
+        is_launching = self._member(group, _LAUNCHER) is not None
         for name in self._names(group):
             if name != _INIT:
                 self._kill_member(group, name)
         init = self._init(group)
         if init is not None:
             init.send(signal.SIGKILL)
-        elif not self._ending.get(group):
-            # Its launch may have been cut in pieces by somebody who killed one of the runtime's processes.
+        if is_launching or (init is None and not self._ending.get(group)):
+            # A runtime that launches has a process that left its parent; or its launch was cut in pieces by somebody
+            # who killed one of its processes.
             for stray in _strays(InstancePaths(self._run_directory / group).runtime_state):
                 self._ending.setdefault(group, []).extend(_kill_helper(stray))
 
