@@ -84,6 +84,17 @@ class TestPrefixes:
         assert router.views(make_request(), 299.0)[0].hit_tokens > 0
         assert router.views(make_request(), 301.0)[0].hit_tokens == 0
 
+    def test_where_calls_must_ask_for_it_only_those_that_do_find_anything(
+        self, make_backend: Make, make_request: Make
+    ) -> None:
+        router = Router([make_backend(cache=PrefixCache(explicit=True))])
+        asking, not_asking = make_request(cacheable_tokens=1_000), make_request()
+        send(router, not_asking)
+        assert router.views(asking, 1.0)[0].hit_tokens == 0
+        send(router, asking, 1.0)
+        assert router.views(asking, 2.0)[0].hit_tokens > 0
+        assert router.views(not_asking, 2.0)[0].hit_tokens == 0
+
     def test_groups_share_no_prefixes(self, make_backend: Make, make_request: Make) -> None:
         router = Router([make_backend("one"), make_backend("two", group="other")], routes={"any": ("model", "other")})
         send(router, make_request(model="model"))

@@ -47,6 +47,7 @@ def fleet(source: random.Random, count: int) -> list[Backend]:
                     PrefixCache(),
                     PrefixCache(capacity_tokens=256 * 9),
                     PrefixCache(minimum_tokens=400, lifetime_s=30),
+                    PrefixCache(explicit=True),
                 ]
             ),
             limits=Limits(
@@ -90,6 +91,7 @@ class History:
             input_tokens=256 * length + source.randrange(200),
             output_tokens=source.choice([0, 50]),
             maximum_output_tokens=source.choice([0, 300]),
+            cacheable_tokens=source.choice([0, 500]),
             project=source.choice(["", "one", "two"]),
             episode=source.choice(["", "e0", "e1", "e2", "e3", "e4", "e5"]),
             objective=source.choice([*[Objective.FIRST_TOKEN] * 6, *Objective]),

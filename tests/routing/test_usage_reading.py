@@ -12,7 +12,14 @@ from dsec.costs.token_prices import TokenPrices, call_cost
 from dsec.routing.usage import Count, Source, Usage
 from dsec.routing.usage_reading import Seen, merge_reports, read_usage
 
-SEEN = Seen(input_tokens=900, thinking_tokens=300, visible_tokens=100, input_bytes=40_000, output_pieces=50)
+SEEN = Seen(
+    input_tokens=900,
+    thinking_tokens=300,
+    visible_tokens=100,
+    input_bytes=40_000,
+    output_pieces=50,
+    output_limit_tokens=2_000,
+)
 
 
 def tokens(usage: Usage) -> tuple[int, int, int, int, int]:
@@ -101,6 +108,7 @@ def test_output_of_which_only_the_whole_is_reported_is_divided_as_it_was_seen() 
         ({"completion_tokens": 1e300}, "completion_tokens is 1e+300"),
         ({"completion_tokens": 3}, "fewer than the 50 pieces"),
         ({"prompt_tokens": 10_000_000}, "more than the 40000 bytes"),
+        ({"completion_tokens": 10**9}, "more than the 2000 that were allowed"),
         ({"prompt_tokens_details": {"cached_tokens": 5_000}}, "more than all 1000"),
         ({"completion_tokens_details": {"reasoning_tokens": 501}}, "more than all 500"),
     ],

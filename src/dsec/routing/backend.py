@@ -73,11 +73,13 @@ class PrefixCache(Value, frozen=True):
         capacity_tokens: how much it keeps; None: unknown, and bounded by what the index remembers.
         lifetime_s: how long after its last use a prefix is kept; None: until others push it out.
         minimum_tokens: shorter prefixes are not kept.
+        explicit: whether it keeps and finds prefixes only for calls that ask for it (`RouteRequest.cacheable_tokens`).
     """
 
     capacity_tokens: int | None = None
     lifetime_s: float | None = None
     minimum_tokens: int = 0
+    explicit: bool = False
 
     def __post_init__(self) -> None:
         check_count("minimum_tokens", self.minimum_tokens, minimum=0)
@@ -170,6 +172,10 @@ class Backend(Value, frozen=True):
         below, above = self.pace[at - 1], self.pace[at]
         share = (calls - below.calls) / (above.calls - below.calls)
         return below.s_per_token + share * (above.s_per_token - below.s_per_token)
+
+    def keeps(self, cacheable_tokens: int) -> bool:
+        """Say whether its cache takes part in a call that asks for so many tokens to be kept."""
+        return self.cache is not None and (not self.cache.explicit or cacheable_tokens > 0)
 
     def prefill_s(self, input_tokens: int, cached_tokens: int) -> float:
         """Return how long the input of a call is processed of which so many tokens are found in the cache."""

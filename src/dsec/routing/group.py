@@ -113,6 +113,8 @@ class Group:
 
     def hit_tokens(self, state: BackendState, request: RouteRequest, levels: list[Level]) -> int:
         """Return how many tokens of a prompt a backend's cache should hold."""
+        if not state.backend.keeps(request.cacheable_tokens):
+            return 0
         for blocks, holders in levels:
             if holders & state.bit:
                 tokens = _tokens(blocks, request)
@@ -148,6 +150,8 @@ class Group:
         """Return the better of `best` and the best of a lane. The sums are those of `dsec.routing.predict`."""
         share, prefill_s, whole = lane.hit_share, lane.backend.prefill_s, request.input_tokens
         miss_s = prefill_s(whole, 0)
+        if not lane.backend.keeps(request.cacheable_tokens):
+            levels = []
         for blocks, holders in levels:
             if not (among := holders & members):
                 continue
@@ -207,7 +211,7 @@ class Group:
 
     def _lane(self, state: BackendState) -> _Lane:
         backend = state.backend
-        cache = backend.cache.minimum_tokens if backend.cache is not None else -1
+        cache = (backend.cache.minimum_tokens, backend.cache.explicit) if backend.cache is not None else None
         traits = (backend.prefill_tokens_per_s, backend.cached_tokens_per_s, cache, state.hit_share)
         if (lane := self._lanes.get(traits)) is None:
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.entries}

@@ -217,7 +217,8 @@ class Router:
             assigned_s=now_s,
         )
         state.assign(call, _hold_s(request, state.backend, choice.hit_tokens))
-        group.index.insert(request.blocks, state.number, now_s)
+        if state.backend.keeps(request.cacheable_tokens):
+            group.index.insert(request.blocks, state.number, now_s)
         group.update(state, now_s)
         if request.episode:
             self._settle(request.episode, choice.backend)

@@ -36,6 +36,9 @@ _MOST_TOKENS = 1 << 40
 _FRAME_TOKENS = 4096
 """How many input tokens a backend may add to what it was sent: its template, and its own instructions for tools."""
 
+_OVERRUN_TOKENS = 64
+"""By how much an answer may pass its limit: the last steps of a batch, marks around thinking and tools."""
+
 
 class Seen(Value, frozen=True):
     """What passed through the gateway, estimated in tokens.
@@ -46,6 +49,7 @@ class Seen(Value, frozen=True):
         visible_tokens: of the answer.
         input_bytes: of the prompt; an upper bound of its tokens. 0: not known, and not held against a report.
         output_pieces: events that brought output, each at least one token; a lower bound of the output.
+        output_limit_tokens: what the call was allowed to use, thinking among it; an upper bound. 0: not known.
     """
 
     input_tokens: int = 0
@@ -53,6 +57,7 @@ class Seen(Value, frozen=True):
     visible_tokens: int = 0
     input_bytes: int = 0
     output_pieces: int = 0
+    output_limit_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -160,6 +165,9 @@ def _outputs(report: _Report, seen: Seen) -> tuple[Count, Count]:
     total = report.first(("completion_tokens",), ("output_tokens",))
     if total is not None and total < seen.output_pieces:
         report.doubts.append(f"{total} output tokens are fewer than the {seen.output_pieces} pieces that came")
+        total = None
+    if total is not None and seen.output_limit_tokens and total > seen.output_limit_tokens + _OVERRUN_TOKENS:
+        report.doubts.append(f"{total} output tokens are more than the {seen.output_limit_tokens} that were allowed")
         total = None
     thinking = report.first(
         ("completion_tokens_details", "reasoning_tokens"),
