@@ -83,7 +83,8 @@ class Measures:
     takeovers: int
 
     def restart(self, now_s: float) -> None:
-        """Forget distributions and levels so far; counts go on, because they must add up."""
+        """Forget distributions, levels and rates so far; counts go on, because they must add up."""
+        self._since_s, self._completed_before = now_s, self.completed
         self.create_s, self.image_s, self.queue_s = Samples(), Samples(), Samples()
         self.step_s, self.best_effort_s, self.slowdown = Samples(), Samples(), Samples()
         self.trajectory_s, self.imbalance, self.utilisation = Samples(), Samples(), Samples()
@@ -144,7 +145,7 @@ class Measures:
                 "running_at_end": self.running.value,
                 "waiting_at_end": self.waiting.value,
                 "peak_created_per_s": float(self._peak_per_s),
-                "completed_per_s": self.completed / now_s if now_s else 0.0,
+                "completed_per_s": (self.completed - self._completed_before) / max(1e-9, now_s - self._since_s),
                 "image_hit_share": self.image_hits / fetched if fetched else 0.0,
                 "fullest_node": float(max(node.held for node in self._nodes)),
                 **extra,
