@@ -21,6 +21,7 @@ CHAT = "/v1/chat/completions"
         (b"[1]", "not a JSON object"),
         (b'{"model":"m","messages":"\xff"}', "UTF-8"),
         (b'{"messages":[1]}', "`model`"),
+        (b'{"messages":[1],"model":"' + b"m" * 1000 + b'"}', "`model`"),
         (b'{"model":7,"messages":[1]}', "`model`"),
         (b'{"model":"m"}', "`messages`"),
         (b'{"model":"m","messages":[]}', "`messages`"),
@@ -110,6 +111,21 @@ async def test_a_head_that_two_servers_could_read_differently_is_refused(
     writer.close()
     await writer.wait_closed()
     assert not backends[0].bodies
+
+
+async def test_a_caller_that_asks_first_is_told_to_go_on(open_gateway: Any) -> None:
+    gateway = await open_gateway()
+    address = urlsplit(gateway.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    body = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n".encode())
+    writer.write(f"content-length: {len(body)}\r\n\r\n".encode())
+    assert b" 100 " in await reader.readline()
+    await reader.readline()
+    writer.write(body)
+    assert b" 200 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_units_become_numbers() -> None:
         ('name = "one"', 'name = "one"\nheaders = { Authorization = "x" }', 17, "key_env"),
         ('name = "one"', "name = one", 16, "TOML"),
         ("port = 0", "port = 70000", 2, "65535"),
+        ("port = 0", 'open = true\nhost = "0.0.0.0"', 2, "spend your money"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(old: str, new: str, line: int, expected: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from dsec.cli.context import Options, pass_options
 from dsec.cli.gateway_config import check_library, config_option, load_config
 from dsec.cli.lazy import HELP_OPTIONS
 from dsec.cli.output import note, print_fields, print_json_line
+
+
+def _allow_many_files() -> None:
+    """Take as many open files as the host allows: every stream is two, and the usual limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @click.command(name="up", context_settings=HELP_OPTIONS)
@@ -33,9 +40,11 @@ def gateway_up(
     Keys that are made or revoked meanwhile count at once; everything else in the configuration needs a restart.
     """
     check_library()
+    from dsec.gateway.config_rules import check_door
     from dsec.gateway.server import serve
 
     config = load_config(config_file)
+    _allow_many_files()
     door = config.gateway
     door = msgspec.structs.replace(
         door,
@@ -44,6 +53,7 @@ def gateway_up(
         record_to=str(record_to.absolute()) if record_to is not None else door.record_to,
     )
     config = msgspec.structs.replace(config, gateway=door)
+    check_door(door)
 
     async def run() -> None:
         async with serve(config, config_file.absolute().parent) as serving:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from dsec.base.errors import InvalidRequestError
 from dsec.base.toml_source import Key, TomlSource
-from dsec.gateway.config import Api, GatewayConfig, Model, Service
+from dsec.gateway.config import Api, Door, GatewayConfig, Model, Service
 from dsec.routing.backend import BackendKind
 
 _FORBIDDEN_HEADERS = (
@@ -20,6 +20,7 @@ _FORBIDDEN_HEADERS = (
     "connection",
     "cookie",
 )
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _FITTING = {
     BackendKind.OPENAI: (Api.CHAT, Api.RESPONSES),
     BackendKind.ANTHROPIC: (Api.MESSAGES,),
@@ -56,9 +57,25 @@ def _check_door(source: TomlSource, config: GatewayConfig) -> None:
     door = config.gateway
     if not 0 <= door.port <= 65_535:
         raise source.error(("gateway", "port"), f"is {door.port}", resolution="write a port from 0 to 65535")
+    try:
+        check_door(door)
+    except InvalidRequestError as error:
+        raise source.error(("gateway", "open"), f"is true: {error.brief}", resolution=error.resolution) from error
     for key in ("maximum_body", "maximum_answer", "maximum_event", "ledger_segment"):
         if getattr(door, f"{key}_bytes") < 1024:
             raise source.error(("gateway", key), "is less than 1 KiB", resolution='write a size such as "32 MiB"')
+
+
+def check_door(door: Door) -> None:
+    """Refuse a gateway that is open to callers without a key and heard by other hosts.
+
+    Raises:
+        InvalidRequestError: it is.
+    """
+    if door.open and door.host not in _LOOPBACK:
+        raise InvalidRequestError(
+            f"at {door.host} anybody could spend your money", resolution="listen on 127.0.0.1, or give callers keys"
+        )
 
 
 def _check_service(source: TomlSource, service: Service, at: int) -> None:

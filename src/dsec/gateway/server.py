@@ -204,6 +204,8 @@ async def read_body(request: web.BaseRequest, door: Door) -> bytes:
     size = 0
     try:
         async with asyncio.timeout(door.body_timeout_s):
+            if request.headers.get("expect", "").lower() == "100-continue":
+                await _tell_to_go_on(request)
             while part := await request.content.readany():
                 parts.append(part)
                 size += len(part)
@@ -214,6 +216,12 @@ async def read_body(request: web.BaseRequest, door: Door) -> bytes:
             f"the body was not here within {door.body_timeout_s:g} s", resolution="send it faster"
         ) from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _tell_to_go_on(request: web.BaseRequest) -> None:
+    """Tell a caller that asks first that its body is welcome."""
+    if request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _too_large(limit: int) -> BodyTooLargeError:

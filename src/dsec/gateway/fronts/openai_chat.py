@@ -60,6 +60,7 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
+_LONGEST_NAME = 256
 _text = msgspec.json.Decoder(str)
 _flag = msgspec.json.Decoder(bool | None)
 _count = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0)] | None)
@@ -132,6 +133,8 @@ def read_model(members: Members) -> str:
     model = member(members, "model", _text, "")
     if not model:
         raise InvalidRequestError("`model` is missing", resolution="name a model; GET /v1/models lists them")
+    if len(model) > _LONGEST_NAME:
+        raise InvalidRequestError(f"`model` has {len(model)} characters", resolution=f"send at most {_LONGEST_NAME}")
     return model
 
 
