@@ -31,7 +31,8 @@ def open_run_directory(directory: Path, *, in_memory: bool) -> None:
 def close_run_directory(directory: Path) -> None:
     """Remove the directory of a node that is gone. Raises `OSError` while something is in it."""
     if os.path.ismount(directory) and not os.listdir(directory):
-        mounts.unmount(directory)
+        # Lazily: a container that starts elsewhere at this moment holds a copy of every mount, which makes it busy.
+        mounts.unmount(directory, detach=True)
     directory.rmdir()
 
 
