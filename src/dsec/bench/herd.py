@@ -115,12 +115,7 @@ def contestants() -> list[Contestant]:
         Contestant(name="2 choices, overlay, tickets only with the answer", early=False),
         Contestant(name="least loaded of all, overlay", choices=None),
         Contestant(name="least loaded of all, overlay that counts own placements once", choices=None, learn=False),
-        *(
-            _of(choices, overlay)
-            for choices in _CHOICES
-            for overlay in (False, True)
-            if (choices, overlay) != (2, True)
-        ),
+        *(_of(choices, overlay) for choices in _CHOICES for overlay in (False, True)),
     ]
 
 
