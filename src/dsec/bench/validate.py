@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
-import click
 import msgspec
 
 from dsec.base.errors import DsecError, NodeUnavailableError
@@ -21,10 +20,8 @@ from dsec.base.units import MIB
 from dsec.bench.context import BenchContext
 from dsec.bench.distribution import Distribution as Measured
 from dsec.bench.distribution import distribution, percentile
-from dsec.bench.registry import Benchmark
 from dsec.bench.report import Report, make_report
 from dsec.bench.sampling import timed
-from dsec.cli.lazy import HELP_OPTIONS
 from dsec.model.pool import PoolChange, PoolPolicy
 from dsec.model.sandbox import SandboxSpec
 from dsec.node.node import Node
@@ -258,21 +255,3 @@ _EXPLANATIONS = (
     "simulated creations cost what they cost alone; live ones slow each other, and other work slows them",
     "the live run ends with its last task, the simulated one with the last arrival",
 )
-
-
-@click.command(name="validate", context_settings=HELP_OPTIONS)
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
-@click.option("--image", default="python", show_default=True, help="Image of the sandboxes.")
-@click.option("--work-dir", default="/var/tmp", show_default=True, help="A directory on a disk with room.")
-@click.pass_context
-def sim_validate(ctx: click.Context, as_json: bool, image: str, work_dir: str) -> None:
-    """Run one small scenario live on this host and simulated, and show the differences."""
-    from pathlib import Path
-
-    from dsec.bench.command import run
-    from dsec.bench.table import print_report
-
-    benchmark = Benchmark("validate", "dsec.bench.validate:bench_validate", "")
-    root = ctx.find_root().params
-    report = run(benchmark, root, samples=1, image=image, work_dir=Path(work_dir), without_docker=True)
-    print_report(report, as_json=as_json)
