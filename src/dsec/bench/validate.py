@@ -9,7 +9,7 @@ node, so that nothing of the compared run is put into the simulation.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -186,7 +186,7 @@ async def _run_live(node: Node, image: str) -> Live:
     )
 
 
-async def _all(task: Callable[[float], Awaitable[None]], times_s: list[float]) -> None:
+async def _all(task: Callable[[float], Coroutine[Any, Any, None]], times_s: list[float]) -> None:
     async with anyio.create_task_group() as tasks:
         for at_s in times_s:
             tasks.start_soon(task, at_s)

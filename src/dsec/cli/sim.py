@@ -19,7 +19,9 @@ _COMMANDS = {
     "show": Lazy("dsec.cli.sim:sim_show", "Print the text of a shipped scenario, to be changed and run."),
     "run": Lazy("dsec.cli.sim:sim_run", "Run a scenario and compare its cases."),
     "report": Lazy("dsec.cli.sim_report:sim_report", "Run every shipped scenario and write its page and pictures."),
-    "validate": Lazy("dsec.cli.sim_validate:sim_validate", "Run one small scenario live on this host and simulated."),
+    "validate": Lazy(
+        "dsec.bench.validate_command:sim_validate", "Run one small scenario live on this host and simulated."
+    ),
 }
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from dsec.cli.lazy import HELP_OPTIONS
+_HELP_OPTIONS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
-@click.command(name="validate", context_settings=HELP_OPTIONS)
+@click.command(name="validate", context_settings=_HELP_OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
 @click.option("--image", default="python", show_default=True, help="Image of the sandboxes.")
 @click.option(
