@@ -136,7 +136,7 @@ class TestQueues:
         router.assign(request, choice, 0.0)
         assert router.statistics(0.0)[0].queue_s == pytest.approx(2 * 5.0 / 2)
         router.finish(calls[0], 10.0)
-        assert router.statistics(10.0)[0].hold_s == pytest.approx(5.0 + 0.1 * (10.0 - 5.0))
+        assert router.statistics(10.0)[0].hold_s == pytest.approx(5.0 + 0.05 * (10.0 - 5.0))
 
     def test_no_project_fills_the_queue_alone(self, make_backend: Make, make_request: Make) -> None:
         router = Router([make_backend(slots=1, waiting=8)])

@@ -45,7 +45,7 @@ from dsec.routing.state import Assignment
 _FLEET = 16
 _SLOTS = 32
 _CACHE_BLOCKS = 4096
-_LOADS_CALLS_PER_S = (40.0, 60.0, 80.0)
+_LOADS_CALLS_PER_S = (50.0, 75.0, 95.0)
 _MIDDLE = 1
 _DURATION_S = 150.0
 _WARM_UP_S = 60.0

@@ -12,7 +12,7 @@ class RoutingPolicy(Value, frozen=True):
     Attributes:
         crowding_s: a backend whose slots are all taken counts as this much later than an empty one, one that is half
             full as half of it. Without it, calls that share a prefix fill the backend that holds it up to the point at
-            which each of them gains nothing, and those that come next pay for it. On traces of agents one second
+            which each of them gains nothing, and those that come next pay for it. On traces of agents 1 to 2 s
             shortened both the first token and the whole answer (`dsec bench routing`).
         sticky_s: an episode stays where it was unless another backend is better by more than this. Moving leaves a
             prefix behind that is worth something for all rounds to come, and predictions are not exact.
@@ -29,12 +29,12 @@ class RoutingPolicy(Value, frozen=True):
         pause_limit_s: the longest, and the longest that a backend may ask for.
     """
 
-    crowding_s: float = 1.0
-    sticky_s: float = 0.3
+    crowding_s: float = 1.5
+    sticky_s: float = 0.5
     sticky_share: float = 0.05
     episodes: int = 100_000
     index_blocks: int = 16_384
-    hold_weight: float = 0.1
+    hold_weight: float = 0.05
     hit_weight: float = 0.1
     suspend_after: int = 3
     suspend_s: float = 5.0
