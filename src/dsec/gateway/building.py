@@ -79,6 +79,7 @@ async def open_proxy(
             router = Router(
                 [line.backend for line in lines.values()],
                 routes={name: config.groups(name) for name in config.models},
+                policy=config.routing,
             )
             yield Proxy(config, lines, router, ledger, keys, accounts, thinking, clock=clock, random_bytes=random_bytes)
     finally:

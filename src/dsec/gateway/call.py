@@ -57,6 +57,8 @@ class Call:
         repeats: the earlier call that was cut and is repeated by this one; empty: none.
         attempts: how many were begun.
         counted: whether it was counted as a call.
+        tried: backends that it was at.
+        denied: whether a backend denied the gateway's key: waiting for that one changes nothing.
     """
 
     call_id: str
@@ -74,6 +76,7 @@ class Call:
     repeats: str = ""
     attempts: int = 0
     counted: bool = False
+    denied: bool = False
     tried: list[str] = field(default_factory=list)
 
 

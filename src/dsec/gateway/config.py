@@ -12,6 +12,7 @@ from pathlib import Path
 from dsec.base.units import MIB
 from dsec.model.value import Value
 from dsec.routing.backend import BackendKind
+from dsec.routing.policy import RoutingPolicy
 from dsec.routing.request import Objective
 
 DEFAULT_PORT = 8640
@@ -247,12 +248,14 @@ class GatewayConfig(Value, frozen=True):
 
     Attributes:
         gateway: the gateway's own settings.
+        routing: how backends are chosen, left alone and left out.
         models: what callers may ask for, by name.
         backends: who answers.
         projects: by name; a project that is not named here has no budget of its own.
     """
 
     gateway: Door = Door()
+    routing: RoutingPolicy = RoutingPolicy()
     models: dict[str, Model] = {}
     backends: tuple[Service, ...] = ()
     projects: dict[str, Project] = {}

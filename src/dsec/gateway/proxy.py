@@ -52,6 +52,9 @@ log = structlog.get_logger(__name__)
 _DECISIONS = 8
 """How often a call is decided anew when others took its place between decision and assignment."""
 _LIMITS = frozenset({Verdict.PAUSED, Verdict.REQUESTS, Verdict.TOKENS})
+_LOOK_AGAIN_S = 0.05
+_RIDDEN_OUT_S = 10.0
+"""A backend that is left out for longer is not waited for: the caller is told when to come again."""
 _MOST_WAITING = 10_000
 """Calls that wait for a minute's limit to open; more are refused."""
 
@@ -287,6 +290,7 @@ class Proxy:
             RefusedError, DsecError: not at all.
         """
         failures.append(error.failure)
+        call.denied = call.denied or error.failure.kind is FailureKind.DENIED
         decision = self._retries[call.asked.model].after(
             failures,
             now_s=self._clock.boot_s(),
@@ -349,6 +353,7 @@ class Proxy:
         raise GatewayBusyError(f"backends of {call.asked.model!r} fill up faster than calls get there")
 
     async def _choose(self, call: Call, request: RouteRequest) -> Choice:
+        until_s = min(self._clock.boot_s() + call.model.queue_timeout_s, call.deadline_s)
         while True:
             now_s = self._clock.boot_s()
             if self._explains.get(request.model):
@@ -357,38 +362,28 @@ class Proxy:
                 found = self.router.decide(request, now_s)
             if isinstance(found, Choice):
                 return found
-            await self._wait_open(call, request, found, now_s)
+            if not found.candidates:
+                found = self.router.explain(request, now_s)
+                if isinstance(found, Choice):
+                    return found
+            await self._wait_open(call, found, now_s, until_s)
 
-    async def _wait_open(self, call: Call, request: RouteRequest, refusal: Refusal, now_s: float) -> None:
-        """Wait until a limit opens, if it is a limit that closes the door, and waiting is worth it.
+    async def _wait_open(self, call: Call, refusal: Refusal, now_s: float, until_s: float) -> None:
+        """Wait until a limit opens or a backend is tried again, if that is what keeps the call out, and will be soon.
 
         Raises:
             ToldError: it is not.
         """
-        opens_s = self._limit_opens_s(request, refusal, now_s)
-        if (
-            opens_s is None
-            or opens_s - now_s > call.model.queue_timeout_s
-            or opens_s > call.deadline_s
-            or self._waiting >= _MOST_WAITING
-        ):
+        opens_s = _opens_s(refusal, now_s, ill_too=not call.denied)
+        if opens_s is None or opens_s > until_s or self._waiting >= _MOST_WAITING:
             hint_s = None if refusal.opens_at_s is None else max(0.0, refusal.opens_at_s - now_s)
-            raise ToldError(_refusal_error(refusal, limited=opens_s is not None), hint_s)
+            limited = any(one.verdict in _LIMITS for one in refusal.candidates)
+            raise ToldError(_refusal_error(refusal, limited=limited), hint_s)
         self._waiting += 1
         try:
             await asyncio.sleep(max(0.005, opens_s - now_s))
         finally:
             self._waiting -= 1
-
-    def _limit_opens_s(self, request: RouteRequest, refusal: Refusal, now_s: float) -> float | None:
-        """Return when the first limit opens; None if it is not a limit, but full queues or ill backends."""
-        if not refusal.retryable:
-            return None
-        found = refusal if refusal.candidates else self.router.explain(request, now_s)
-        return min(
-            (one.opens_at_s for one in found.candidates if one.verdict in _LIMITS and one.opens_at_s is not None),
-            default=None,
-        )
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
@@ -481,6 +476,20 @@ def considered_of(candidates: Sequence[Candidate]) -> tuple[Considered, ...]:
         )
         for one in candidates
     )
+
+
+def _opens_s(refusal: Refusal, now_s: float, *, ill_too: bool) -> float | None:
+    """Return when the first limit opens, or a backend that failed is tried again; None if neither will be soon."""
+    times = []
+    for one in refusal.candidates if refusal.retryable else ():
+        if one.verdict in _LIMITS and one.opens_at_s is not None:
+            times.append(one.opens_at_s)
+        elif one.verdict is Verdict.UNHEALTHY and ill_too:
+            # While one call tries a backend, nobody knows how long that takes: look again.
+            opens_s = now_s + _LOOK_AGAIN_S if one.opens_at_s is None else one.opens_at_s
+            if opens_s - now_s <= _RIDDEN_OUT_S:
+                times.append(opens_s)
+    return min(times, default=None)
 
 
 def _refusal_error(refusal: Refusal, *, limited: bool) -> DsecError:
