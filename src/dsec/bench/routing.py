@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from dsec.bench.context import PureContext
 from dsec.bench.distribution import Distribution, distribution, ratio
 from dsec.bench.report import Report, make_report
@@ -38,7 +40,7 @@ from dsec.bench.routing_fleet import (
 )
 from dsec.routing.backend import Backend, Limits, Pace
 from dsec.routing.choice import Choice
-from dsec.routing.request import RouteRequest
+from dsec.routing.request import Objective, RouteRequest
 from dsec.routing.router import Router
 from dsec.routing.state import Assignment
 
@@ -177,11 +179,14 @@ def _decisions(context: PureContext) -> list[dict[str, Any]]:
     rounds = max(3, 2 * context.options.samples)
     loop = _rates(lambda request: router.decide(request, now_s), requests, rounds)
     rule = _rates(lambda request: router.explain(request, now_s), requests[:_RULE_SAMPLE], rounds)
+    priced = [msgspec.structs.replace(request, objective=Objective.PRICE) for request in requests[:_RULE_SAMPLE]]
+    price = _rates(lambda request: router.decide(request, now_s), priced, rounds)
     whole = _rates(lambda request: _live(router, request, now_s), requests, rounds)
     held = statistics.fmean(len(request.blocks) for request in requests)
     return [
         {"what": "decision", "backends": _BACKENDS, "prompt_blocks": round(held, 1), "per_s": loop},
         {"what": "decision and what follows: assign, start, begin, finish", "backends": _BACKENDS, "per_s": whole},
+        {"what": "decision by price, which looks at every backend", "backends": _BACKENDS, "per_s": price},
         {
             "what": "decision by the plain rule, every candidate explained",
             "backends": _BACKENDS,

@@ -47,9 +47,15 @@ class _Looked:
 
 
 def choose(
-    request: RouteRequest, views: Sequence[BackendView], policy: RoutingPolicy, now_s: float, *, home: str = ""
+    request: RouteRequest,
+    views: Sequence[BackendView],
+    policy: RoutingPolicy,
+    now_s: float,
+    *,
+    home: str = "",
+    explained: bool = True,
 ) -> Choice | Refusal:
-    """Choose a backend, every candidate explained.
+    """Choose a backend.
 
     Args:
         request: the call.
@@ -57,14 +63,15 @@ def choose(
         policy: how to choose.
         now_s: the present.
         home: where the episode's last call was; empty: nowhere.
+        explained: say of every candidate why it was or was not taken.
     """
     looked = [_look(request, view, policy, now_s) for view in views]
     open_ones = [one for one in looked if one.verdict is None]
     if not open_ones:
-        return _refusal(request, looked, now_s)
+        return _refusal(request, looked, now_s, explained)
     best = min(open_ones, key=lambda one: _key(request, one))
     taken = _stay(request, open_ones, best, policy, home) or best
-    candidates = tuple(_candidate(request, one, taken, now_s) for one in looked)
+    candidates = tuple(_candidate(request, one, taken, now_s) for one in looked) if explained else ()
     prediction = taken.prediction
     return Choice(
         backend=taken.name,
@@ -274,9 +281,9 @@ def _ms(time_s: float) -> str:
 # Refusals.
 
 
-def _refusal(request: RouteRequest, looked: Sequence[_Looked], now_s: float) -> Refusal:
+def _refusal(request: RouteRequest, looked: Sequence[_Looked], now_s: float, explained: bool) -> Refusal:
     verdicts = [(one.name, one.verdict, one.opens_at_s) for one in looked if one.verdict is not None]
-    candidates = tuple(_candidate(request, one, None, now_s) for one in looked)
+    candidates = tuple(_candidate(request, one, None, now_s) for one in looked) if explained else ()
     return refusal(request, verdicts, now_s, candidates)
 
 

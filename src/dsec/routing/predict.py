@@ -42,7 +42,7 @@ def predict(request: RouteRequest, view: BackendView, policy: RoutingPolicy) -> 
     )
     share = view.hit_share if view.hit_tokens else 0.0
     hit = _way(request, view, queue_s, view.hit_tokens)
-    miss = _way(request, view, queue_s, 0)
+    miss = _way(request, view, queue_s, 0) if view.hit_tokens else hit
     crowding_s = policy.crowding_s * view.fill
     base_s = backend.network_s + queue_s + crowding_s
     call_usd, success_usd, timely = _worth(request, backend, share, hit, miss)

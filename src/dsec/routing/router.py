@@ -126,13 +126,13 @@ class Router:
         """Choose a backend for a call.
 
         Returns:
-            The choice, or why there is none; candidates are told only where every one had to be looked at.
+            The choice, or why there is none; without candidates.
         """
         groups = self._routes.get(request.model)
         if groups is None:
             return self._unknown(request)
         if request.objective is not Objective.FIRST_TOKEN:
-            return self.explain(request, now_s)
+            return self._by_rule(request, now_s, explained=False)
         home = self._states.get(self._homes.get(request.episode, "")) if request.episode else None
         best: Best | None = None
         stay: Best | None = None
@@ -152,11 +152,14 @@ class Router:
 
     def explain(self, request: RouteRequest, now_s: float) -> Choice | Refusal:
         """Make the same decision and say of every candidate why it was or was not taken."""
-        groups = self._routes.get(request.model)
-        if groups is None:
+        if request.model not in self._routes:
             return self._unknown(request)
+        return self._by_rule(request, now_s, explained=True)
+
+    def _by_rule(self, request: RouteRequest, now_s: float, *, explained: bool) -> Choice | Refusal:
         home = self._homes.get(request.episode, "") if request.episode else ""
-        return choose(request, self.views(request, now_s), self.policy, now_s, home=home)
+        views = self.views(request, now_s)
+        return choose(request, views, self.policy, now_s, home=home, explained=explained)
 
     def views(self, request: RouteRequest, now_s: float) -> list[BackendView]:
         """Return the facts that a decision on this call rests on."""
