@@ -63,7 +63,7 @@ def test_units_become_numbers() -> None:
         ("http://127.0.0.1:9/v1", "http://user:secret@host/v1", 18, "without credentials"),
         ('"price"', '"cheapest"', 8, "cheapest"),
         ("weight = 2.0", "weight = 0", 12, "above 0"),
-        ('name = "one"', 'name = "one"\nkind = "anthropic"\napis = ["chat"]', 18, "messages"),
+        ('name = "one"', 'name = "one"\nkind = "anthropic"\napis = ["responses"]', 18, "messages"),
         ('name = "one"', 'name = "one"\nheaders = { Authorization = "x" }', 17, "key_env"),
         ('name = "one"', "name = one", 16, "TOML"),
         ("port = 0", "port = 70000", 2, "65535"),

@@ -23,7 +23,7 @@ _FORBIDDEN_HEADERS = (
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _FITTING = {
     BackendKind.OPENAI: tuple(Api),  # Inference servers of this kind speak messages, too.
-    BackendKind.ANTHROPIC: (Api.MESSAGES,),
+    BackendKind.ANTHROPIC: (Api.MESSAGES, Api.CHAT),
     BackendKind.REPLAY: tuple(Api),
 }
 

@@ -123,11 +123,11 @@ class HttpUpstream:
         self._session = session
         base = service.url.rstrip("/")
         self._urls = {api: URL(base + path, encoded=False) for api, path in _PATHS.items()}
-        self._headers = _own_headers(service, secret)
+        self._headers = {api: _own_headers(service, secret, api) for api in Api}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=service.connect_timeout_s)
 
     async def post(self, api: Api, body: bytes, passed: Mapping[str, str], deadline_s: float) -> HttpAnswer:
-        headers = {**self._headers, DEADLINE_HEADER: f"{deadline_s:.3f}"}
+        headers = {**self._headers[api], DEADLINE_HEADER: f"{deadline_s:.3f}"}
         for name in PASSED_HEADERS:
             if (value := passed.get(name)) is not None:
                 headers[name] = value
@@ -147,7 +147,7 @@ class HttpUpstream:
         return data
 
 
-def _own_headers(service: Service, secret: Secret | None) -> dict[str, str]:
+def _own_headers(service: Service, secret: Secret | None, api: Api) -> dict[str, str]:
     headers = {
         "User-Agent": f"dsec-gateway/{__version__}",
         "Content-Type": "application/json",
@@ -155,8 +155,9 @@ def _own_headers(service: Service, secret: Secret | None) -> dict[str, str]:
         "Accept-Encoding": "identity",
         **service.headers,
     }
-    if service.kind is BackendKind.ANTHROPIC:
+    if api is Api.MESSAGES:
         headers["anthropic-version"] = _ANTHROPIC_VERSION
+    if service.kind is BackendKind.ANTHROPIC and api is Api.MESSAGES:
         if secret is not None:
             headers["x-api-key"] = secret.text
     elif secret is not None:
