@@ -1,0 +1,1 @@
+"""A simulated model backend: `dsec gateway fake`."""
