@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 
 from dsec.gateway.building import open_proxy
+from dsec.gateway.choosing import considered_of
 from dsec.gateway.config import GatewayConfig
 from dsec.gateway.fronts.front import Front
 from dsec.gateway.ledger_record import Considered
-from dsec.gateway.proxy import Proxy, considered_of
+from dsec.gateway.proxy import Proxy
 from dsec.routing.choice import Choice
 
 

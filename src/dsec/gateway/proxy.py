@@ -28,6 +28,7 @@ from dsec.base.ids import RandomBytes, new_id
 from dsec.gateway.attempt import Attempt
 from dsec.gateway.budgets import Accounts
 from dsec.gateway.call import Call, read_wishes
+from dsec.gateway.choosing import Chooser, considered_of
 from dsec.gateway.config import Api, GatewayConfig
 from dsec.gateway.continuity import Continuity
 from dsec.gateway.failing import AttemptFailedError, RefusedError, ToldError
@@ -39,11 +40,10 @@ from dsec.gateway.json_object import read_object
 from dsec.gateway.key_ring import KeyRing
 from dsec.gateway.keys import check_scope
 from dsec.gateway.ledger import Ledger
-from dsec.gateway.ledger_record import Considered, Cut, Outcome
+from dsec.gateway.ledger_record import Cut, Outcome
 from dsec.gateway.line import Line
 from dsec.gateway.thinking import ThinkingAllowance
 from dsec.routing.blocks import prefix_blocks
-from dsec.routing.choice import Candidate, Choice, Refusal, Verdict, Why
 from dsec.routing.request import RouteRequest
 from dsec.routing.retrying import Again, Failure, FailureKind, RetryPolicy, Where
 from dsec.routing.router import Router
@@ -51,12 +51,6 @@ from dsec.routing.router import Router
 log = structlog.get_logger(__name__)
 _DECISIONS = 8
 """How often a call is decided anew when others took its place between decision and assignment."""
-_LIMITS = frozenset({Verdict.PAUSED, Verdict.REQUESTS, Verdict.TOKENS})
-_LOOK_AGAIN_S = 0.05
-_RIDDEN_OUT_S = 10.0
-"""A backend that is left out for longer is not waited for: the caller is told when to come again."""
-_MOST_WAITING = 10_000
-"""Calls that wait for a minute's limit to open; more are refused."""
 
 
 class Reply(Protocol):
@@ -114,14 +108,9 @@ class Proxy:
             for name in router.models
         }
         self._continuity = Continuity()
-        self._waiting = 0
+        self._chooser = Chooser(config, lines, router, clock)
         self._mute = {
             api: frozenset(name for name, line in lines.items() if api not in line.service.spoken) for api in Api
-        }
-        self._explains = {
-            name: sum(line.service.group in config.groups(name) for line in lines.values())
-            <= config.gateway.explained_candidates
-            for name in router.models
         }
 
     # -- reading a call -----------------------------------------------------------------------------------------------
@@ -328,7 +317,7 @@ class Proxy:
         """
         for _ in range(_DECISIONS):
             request = self.request(call, excluded)
-            choice = await self._choose(call, request)
+            choice = await self._chooser.choose(call, request)
             try:
                 assignment = self.router.assign(request, choice, self._clock.boot_s())
             except InvalidStateError:
@@ -351,39 +340,6 @@ class Proxy:
                 await attempt.wait()
             return attempt
         raise GatewayBusyError(f"backends of {call.asked.model!r} fill up faster than calls get there")
-
-    async def _choose(self, call: Call, request: RouteRequest) -> Choice:
-        until_s = min(self._clock.boot_s() + call.model.queue_timeout_s, call.deadline_s)
-        while True:
-            now_s = self._clock.boot_s()
-            if self._explains.get(request.model):
-                found = self.router.explain(request, now_s)
-            else:
-                found = self.router.decide(request, now_s)
-            if isinstance(found, Choice):
-                return found
-            if not found.candidates:
-                found = self.router.explain(request, now_s)
-                if isinstance(found, Choice):
-                    return found
-            await self._wait_open(call, found, now_s, until_s)
-
-    async def _wait_open(self, call: Call, refusal: Refusal, now_s: float, until_s: float) -> None:
-        """Wait until a limit opens or a backend is tried again, if that is what keeps the call out, and will be soon.
-
-        Raises:
-            ToldError: it is not.
-        """
-        opens_s = _opens_s(refusal, now_s, ill_too=not call.denied)
-        if opens_s is None or opens_s > until_s or self._waiting >= _MOST_WAITING:
-            hint_s = None if refusal.opens_at_s is None else max(0.0, refusal.opens_at_s - now_s)
-            limited = any(one.verdict in _LIMITS for one in refusal.candidates)
-            raise ToldError(_refusal_error(refusal, limited=limited), hint_s)
-        self._waiting += 1
-        try:
-            await asyncio.sleep(max(0.005, opens_s - now_s))
-        finally:
-            self._waiting -= 1
 
     # -- the answer ---------------------------------------------------------------------------------------------------
 
@@ -459,49 +415,6 @@ def sent_key(headers: Mapping[str, str]) -> str | None:
     if scheme.lower() == "bearer" and token:
         return token.strip()
     return headers.get("x-api-key") or None
-
-
-def considered_of(candidates: Sequence[Candidate]) -> tuple[Considered, ...]:
-    """Return the backends of a decision as the ledger keeps them."""
-    return tuple(
-        Considered(
-            backend=one.backend,
-            verdict=one.verdict.value,
-            why=one.why,
-            queue_s=one.prediction.queue_s,
-            first_token_s=one.prediction.first_token_s,
-            completion_s=one.prediction.completion_s,
-            hit_tokens=one.prediction.hit_tokens,
-            success_usd=one.prediction.success_usd,
-        )
-        for one in candidates
-    )
-
-
-def _opens_s(refusal: Refusal, now_s: float, *, ill_too: bool) -> float | None:
-    """Return when the first limit opens, or a backend that failed is tried again; None if neither will be soon."""
-    times = []
-    for one in refusal.candidates if refusal.retryable else ():
-        if one.verdict in _LIMITS and one.opens_at_s is not None:
-            times.append(one.opens_at_s)
-        elif one.verdict is Verdict.UNHEALTHY and ill_too:
-            # While one call tries a backend, nobody knows how long that takes: look again.
-            opens_s = now_s + _LOOK_AGAIN_S if one.opens_at_s is None else one.opens_at_s
-            if opens_s - now_s <= _RIDDEN_OUT_S:
-                times.append(opens_s)
-    return min(times, default=None)
-
-
-def _refusal_error(refusal: Refusal, *, limited: bool) -> DsecError:
-    if refusal.why is Why.EXCLUDED:
-        return GatewayBusyError(
-            f"no backend of {refusal.model!r} speaks this protocol, or none is left for this call",
-            detail=refusal.detail,
-            resolution="see `dsec gateway explain`",
-        )
-    if limited:
-        return RateLimitedError(refusal.brief, detail=refusal.detail, resolution="try again later, or add a backend")
-    return refusal.error()
 
 
 def error_of(failures: Sequence[Failure]) -> DsecError:
