@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,13 @@ def test_shipped_scenarios_are_listed_and_shown() -> None:
     assert "collapse" in names
     assert _run("show", "collapse").stdout.startswith('model = "fleet"')
     assert "collapse" in _run("ls").stdout
+
+
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
+    for name in [name for name in sys.modules if name.startswith("dsec.sim")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    result = _run("run", str(small))
+    assert result.exit_code == 69
+    assert "the simulator needs numpy" in result.stderr
+    assert "pip install 'dsec[planning]'" in result.stderr

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsec.base.errors import CapabilityMissingError
 from dsec.cli.lazy import HELP_OPTIONS, Lazy, LazyGroup
 
 if TYPE_CHECKING:
@@ -25,7 +26,19 @@ _COMMANDS = {
 }
 
 
-@click.group(name="sim", cls=LazyGroup, lazy=_COMMANDS)
+class _SimGroup(LazyGroup):
+    """Commands that need more than the base package has."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            raise CapabilityMissingError(
+                f"the simulator needs {error.name}", resolution="pip install 'dsec[planning]'"
+            ) from error
+
+
+@click.group(name="sim", cls=_SimGroup, lazy=_COMMANDS)
 def sim() -> None:
     """Simulate nodes, schedulers and pools by discrete events: the same policies, no machines."""
 
