@@ -178,7 +178,7 @@ class TestCrowding:
         choice = taken(full, empty)
         assert choice.backend == "B"
         assert choice.first_token_s == 0.2
-        assert "1000 ms later than B, 1200 ms of them because it is fuller" in choice.candidates[0].why
+        assert "1000 ms later than B (1200 ms for being fuller, 200 ms sooner otherwise)" in choice.candidates[0].why
 
     def test_it_can_be_left_out_of_account(self) -> None:
         limits = Limits(slots=10)

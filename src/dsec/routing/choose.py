@@ -269,9 +269,12 @@ def _against(request: RouteRequest, one: _Looked, taken: _Looked | None) -> str:
         return f"counts {_ms(other - value)} sooner than {taken.name}, where the episode is"
     if value == other:
         return f"as early as {taken.name}, which is less loaded or stands before it"
+    later = f"counts {_ms(value - other)} later than {taken.name}"
     fuller = one.prediction.crowding_s - taken.prediction.crowding_s
-    crowded = f", {_ms(fuller)} of them because it is fuller" if fuller > 0 else ""
-    return f"counts {_ms(value - other)} later than {taken.name}{crowded}"
+    if fuller <= 0:
+        return later
+    rest = value - other - fuller
+    return f"{later} ({_ms(fuller)} for being fuller, {_ms(abs(rest))} {'later' if rest >= 0 else 'sooner'} otherwise)"
 
 
 def _ms(time_s: float) -> str:
