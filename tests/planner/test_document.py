@@ -67,3 +67,5 @@ def test_contradictory_unit_says_both() -> None:
 def test_text_that_is_not_toml_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="is not TOML"):
         parse_document("a = = 1", name="f.toml")
+    with pytest.raises(InvalidRequestError, match="is not TOML"):
+        parse_document("a = " + "9" * 5_000, name="f.toml")

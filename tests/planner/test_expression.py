@@ -42,6 +42,8 @@ def test_dimensions_follow_the_arithmetic() -> None:
         ("1 +", "is not an expression"),
         ("(-8) ** 0.5", "negative number"),
         ("9 ** 9 ** 9 ** 9", "cannot be computed"),
+        ("1e308 * 10", "too large"),
+        ("1e308 * 10 - 1e308 * 10", "too large"),
         ("1 // 2", "operator"),
         ("min()", "needs something"),
     ],

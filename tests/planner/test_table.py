@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec.planner.combination import one
+from dsec.planner.combination import one, shortfalls
 from dsec.planner.outer import make_outer, outer_keys
+from dsec.planner.space import everything
 from dsec.planner.table import Table, evaluate
 from dsec.planner.workload import Workload
 
@@ -138,3 +139,42 @@ def test_a_combination_without_capacity_says_how_fast_work_piles_up(make_workloa
     assert not table.feasible[0]
     assert table.sustained_per_s[0] == pytest.approx(160 / 18)
     assert numpy.all(table.wait_s >= 0)
+
+
+def test_tools_that_do_not_fill_the_cores_are_not_called_feasible_while_they_pile_up(
+    make_workload: Callable[..., Workload],
+) -> None:
+    """7 hosts of 44 cores hold 30 tools of 10 cores, and 30 are wanted at any moment: their queue never empties."""
+    changes = (
+        ('pattern = "uniform"', 'pattern = "poisson"'),
+        ("count = 1", "count = [6, 7, 8]"),
+        ('cpus = "48 CPU"', 'cpus = "44 CPU"'),
+        ('tool = "1 s"', 'tool = "1 s"\ntool_cores = "10 CPU"'),
+        ('share_in_time = "95 %"', 'share_in_time = "1 %"'),
+        ("replicas = 12", "replicas = 40"),
+        ('prepare_cpu = "0.1 CPU*s"', ""),
+    )
+    workload = make_workload(*changes)
+    keys = outer_keys(workload)
+    table = evaluate(workload, make_outer(workload, keys), everything(workload, keys))
+    assert table.feasible.tolist() == [False, False, True]
+    assert table.sustained_per_s[1] == pytest.approx(10.0)
+
+
+def test_a_mixture_of_small_and_large_tools_is_not_feasible_while_its_queue_grows(
+    make_workload: Callable[..., Workload],
+) -> None:
+    """Servers are counted by the largest tool; what they cannot work off is said, and never counted as no wait."""
+    large = '[class.large]\nshare = "10 %"\nmodel = "6 s"\noutput = "1 token"\ntool = "1 s"\ntool_cores = "24 CPU"\n'
+    workload = make_workload(
+        ('pattern = "uniform"', 'pattern = "poisson"'),
+        ("[class.repair]", f'{large}memory = "1 GiB"\n\n[class.repair]\nshare = "90 %"'),
+        ("count = 1", "count = 12"),
+        ('share_in_time = "95 %"', 'share_in_time = "1 %"'),
+    )
+    keys = outer_keys(workload)
+    outer = make_outer(workload, keys)
+    table = evaluate(workload, outer, everything(workload, keys))
+    assert not table.feasible[0]
+    assert [item.resource for item in shortfalls(workload, outer, table, 0)] == ["cores"]
+    assert table.sustained_per_s[0] < 10.0

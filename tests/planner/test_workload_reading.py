@@ -42,6 +42,13 @@ _TWO = '[class.other]\nshare = "40 %"\nrounds = 1\nmodel = "1 s"\ntool = "1 s"\n
         ('pattern = "uniform"', 'pattern = "burst"', "a burst and its size belong together"),
         ('pattern = "uniform"', "burst = 15", "a burst and its size belong together"),
         ("[policy.rebuilt]", "[policy.Rebuilt]", "is not a name"),
+        ('tool = "1 s"', 'tool = "1 s"\nmodel_variation = nan', "is not a number to reckon with"),
+        ('tool = "1 s"', 'tool = "1 s"\nmodel_variation = inf', "is not a number to reckon with"),
+        ('tool = "1 s"', 'tool = "1 s"\ntool_variation = 1e-300', "neither 0 nor between 1e-06 and 100"),
+        ('tool = "1 s"', 'tool = "1 s"\ntool_variation = 1e9', "neither 0 nor between 1e-06 and 100"),
+        ('memory = "2 GiB"', 'memory = "500 GiB"', "cannot carry one environment of 'repair', which needs 500 GiB"),
+        ('tool = "1 s"', 'tool = "1 s"\ntool_cores = "49 CPU"', "cannot carry one environment of 'repair'"),
+        ('billing = "used"', 'billing = "tokens"', "no price of tokens"),
         ('tool = "1 s"', 'tool = "1 s"\ntoolcores = 2', "did you mean 'tool_cores'"),
     ],
 )

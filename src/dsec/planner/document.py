@@ -14,6 +14,7 @@ from dsec.planner.dimension import PURE, Dimension
 from dsec.planner.quantity import Quantity, example, parse_quantity
 
 _LONGEST_TEXT = 4 << 20
+_LARGEST = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def parse_document(text: str, *, name: str) -> Document:
         raise InvalidRequestError(f"{name} is larger than 4 MiB", resolution="split it")
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # Numbers of thousands of digits are plain ValueErrors.
         raise InvalidRequestError(f"{name} is not TOML", detail=str(error), resolution="mend the line named") from error
     return Document(name, data, find_lines(text))
 
@@ -132,6 +133,8 @@ class Table:
     def read(self, key: str | int, value: Any, expected: Dimension | None = None) -> Quantity:
         """Return a number or a text as a quantity of any dimension; `expected` is only named in errors."""
         if isinstance(value, int | float) and not isinstance(value, bool):
+            if not -_LARGEST < value < _LARGEST:
+                raise self.error(key, f"{value!r} is not a number to reckon with", resolution="write one below 1e300")
             return Quantity(float(value), PURE, "", 0.0)
         wanted = f"; expected: {example(expected)}" if expected is not None else ""
         if not isinstance(value, str):

@@ -57,11 +57,14 @@ def evaluate(text: str, resolve: Callable[[str], Any]) -> Quantity:
     try:
         tree = ast.parse(_REFERENCE.sub(name_of, text), mode="eval").body
         values = {short: resolve(reference) for reference, short in names.items()}
-        return _Walk(text, values).number(tree)
+        found = _Walk(text, values).number(tree)
     except (SyntaxError, RecursionError) as error:
         raise InvalidRequestError(f"{text!r} is not an expression", detail=str(error.__class__.__name__)) from error
     except (ZeroDivisionError, OverflowError, ValueError) as error:
         raise InvalidRequestError(f"{text!r} cannot be computed", detail=str(error)) from error
+    if not math.isfinite(found.value):
+        raise InvalidRequestError(f"{text!r} cannot be computed", detail="its numbers become too large")
+    return found
 
 
 class _Walk:

@@ -26,6 +26,7 @@ from itertools import pairwise
 
 from dsec.base.errors import InvalidRequestError
 from dsec.planner.outer import numeric
+from dsec.planner.scatter import LEAST_VARIATION, MOST_VARIATION
 from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
 from dsec.verification.stages import Stage
@@ -206,7 +207,8 @@ def _variation(values: Sequence[float]) -> float:
     mean = math.fsum(values) / len(values)
     if len(values) < 2 or mean == 0:
         return 0.0
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / mean**2
+    found = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / mean**2
+    return min(found, MOST_VARIATION) if found >= LEAST_VARIATION else 0.0
 
 
 def _mean(name: str, values: Sequence[float]) -> Interval:

@@ -29,6 +29,7 @@ _DEFINITIONS = (
 _POWERS = ("second", "byte", "dollar", "core", "accelerator", "token")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _UNIT_TEXT = re.compile(r"(?:1?\s*/\s*)?[A-Za-z]+(?:\^[1-9])?(?:\s*[*/]\s*[A-Za-z]+(?:\^[1-9])?)*")
+_LONGEST_UNIT = 100
 EXAMPLES = {
     "s": '"5 s"', "B": '"2 GiB"', "USD": '"0.0081 USD"', "CPU": '"48 CPU"', "GPU": '"4 GPU"', "token": '"355 token"',
     "a pure number": '0.95 or "95 %"', "1/s": '"10 /s"', "B/s": '"200 Gbit/s"', "s*B": '"18 GiB*s"',
@@ -86,8 +87,10 @@ def unit_scale(text: str) -> tuple[float, Dimension]:
     from pint import DefinitionSyntaxError, UndefinedUnitError
 
     cleaned = text.replace("·", "*").replace("%", "percent").strip()
-    if not _UNIT_TEXT.fullmatch(cleaned):
-        raise InvalidRequestError(f"{text!r} is not a unit", resolution='write units such as "GiB*s" or "USD/GPU/h"')
+    if len(cleaned) > _LONGEST_UNIT or not _UNIT_TEXT.fullmatch(cleaned):
+        raise InvalidRequestError(
+            f"{text[:_LONGEST_UNIT]!r} is not a unit", resolution='write units such as "GiB*s" or "USD/GPU/h"'
+        )
     expression = re.sub(r"\^", "**", cleaned)
     try:
         parsed = registry.parse_expression(f"1 {expression}" if expression[0] == "/" else f"1 * {expression}")

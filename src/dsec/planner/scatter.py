@@ -7,6 +7,8 @@ cut into parts of equal probability, each standing for its middle.
 
 from __future__ import annotations
 
+LEAST_VARIATION, MOST_VARIATION = 1e-6, 100.0
+"""Beyond, a Gamma distribution can no longer be told from a constant, or is zero nearly always."""
 _PARTS = 100
 """Each is 1 %: shares in time are then off by half of that at most."""
 

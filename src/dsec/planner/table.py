@@ -66,6 +66,11 @@ def evaluate(workload: Workload, outer: Outer, choice: Choice) -> Table:
     demands["memory"] = demands["memory"] + workload.arrivals.rate.value * times.held_byte_s
     strict = workload.arrivals.pattern is Pattern.POISSON
     enough = numpy.ones(len(choice), dtype=bool)
+    for name, part in times.usable.items():
+        # Whole servers may do less than the cores in them: of 48 cores, tools of 10 use 40.
+        grows = numpy.isfinite(part)
+        enough &= ~grows
+        capacities[name] = numpy.where(grows, numpy.minimum(capacities[name], demands[name] * part), capacities[name])
     for name in RESOURCES:
         limit = capacities[name] * (1 + SLACK)
         queues = strict and name in ("cores", "model slots")

@@ -7,7 +7,7 @@ formulas are in `waits`; here they meet arrivals, classes and capacities.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dsec.planner.outer import Outer, numeric
@@ -32,11 +32,14 @@ class Times:
         wait_s: mean over all rounds and classes.
         held_byte_s: memory over time that is held while waiting.
         share: of the submitted tasks that pass in time.
+        usable: for each resource with a queue that grows, which part of the demand its servers get through; infinite
+            where the queue does not grow.
     """
 
     wait_s: Floats
     held_byte_s: Floats
     share: Floats
+    usable: dict[str, Floats] = field(default_factory=dict)
 
 
 def task_times(workload: Workload, outer: Outer, choice: Choice, capacities: dict[str, Floats]) -> Times:
@@ -67,12 +70,13 @@ def _random_times(workload: Workload, outer: Outer, choice: Choice, servers: tup
     numpy = numeric()
     column = {name: values[choice.row] for name, values in outer.columns.items()}
     gaps = dispersion(workload) if workload.arrivals.pattern is Pattern.POISSON else 0.0
-    waits, each_s = [], []
-    for count, kind in zip(servers, ("call", "tool"), strict=True):
+    waits, each_s, usable = [], [], dict[str, Any]()
+    for count, kind, resource in zip(servers, ("call", "tool"), ("model slots", "cores"), strict=True):
         variation = (gaps + column[f"{kind}_variation"]) / 2
         offered = column["calls_per_s"] * column[f"{kind}_s"]
         chance, each = mean_wait_s(offered, count, column[f"{kind}_s"], variation)
         grows = ~numpy.isfinite(each)
+        usable[resource] = numpy.where(grows, count / numpy.where(grows, offered, 1.0), numpy.inf)
         waits.append(numpy.where(grows, 0.0, chance))
         each_s.append(numpy.where(grows, 0.0, each))
 
@@ -85,7 +89,7 @@ def _random_times(workload: Workload, outer: Outer, choice: Choice, servers: tup
         return of
 
     means = (waits[0] * each_s[0], waits[1] * each_s[1])
-    return _summed(workload, outer, choice, means, within)
+    return replace(_summed(workload, outer, choice, means, within), usable=usable)
 
 
 def _burst_times(workload: Workload, outer: Outer, choice: Choice, servers: tuple[Floats, Floats]) -> Times:

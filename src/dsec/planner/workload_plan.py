@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from dsec.base.errors import InvalidRequestError
 from dsec.planner.combination import combinations
 from dsec.planner.decision import Decision
 from dsec.planner.document import Document, Table
@@ -12,7 +13,7 @@ from dsec.planner.expectation import Check, Context, check_all
 from dsec.planner.levers import make_levers
 from dsec.planner.notes import break_evens, warnings
 from dsec.planner.options import make_options, reasons, take
-from dsec.planner.outer import make_outer, outer_keys
+from dsec.planner.outer import make_outer, numeric, outer_keys
 from dsec.planner.picture_reading import read_pictures
 from dsec.planner.plan import Plan
 from dsec.planner.search import corners, front
@@ -81,8 +82,20 @@ def decide(workload: Workload, *, brief: bool = False) -> Decision:
         brief: leave out what would change the answer, which takes longer than the answer.
 
     Raises:
-        InvalidRequestError: they are too many to search.
+        InvalidRequestError: they are too many to search, or the numbers overflow.
     """
+    try:
+        with numeric().errstate(over="raise"):
+            return _decide(workload, brief=brief)
+    except (FloatingPointError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"{workload.heading.file}: the numbers of this workload become too large to reckon with",
+            detail=f"{workload.arrivals.rate.name} is {workload.arrivals.rate}",
+            resolution="check the exponents of rates, times, memory and prices",
+        ) from error
+
+
+def _decide(workload: Workload, *, brief: bool) -> Decision:
     size = size_of(workload)
     keys = outer_keys(workload)
     outer = make_outer(workload, keys)

@@ -12,6 +12,7 @@ from dsec.planner.dimension import BYTES, CPU, GPU, MONEY, PURE, TIME, TOKEN, Di
 from dsec.planner.document import Table
 from dsec.planner.figure import Figure, given
 from dsec.planner.profile import model_time_s
+from dsec.planner.scatter import LEAST_VARIATION, MOST_VARIATION
 from dsec.planner.workload import (
     Arrivals,
     Billing,
@@ -108,6 +109,7 @@ def read_workload(root: Table, sources: Mapping[str, str] | None = None) -> Work
     )
     _check_shares(root, workload)
     _check_names(root, workload)
+    _check_fit(root, workload)
     return workload
 
 
@@ -163,10 +165,21 @@ def _class(name: str, table: Table, values: Values) -> TaskClass:
         quality=_quality(table, values),
         deadline=values.positive(table, "deadline", TIME) if "deadline" in table else None,
         commit=values.not_negative(table, "commit", TIME, "0 s"),
-        model_variation=values.not_negative(table, "model_variation", PURE, "0"),
-        tool_variation=values.not_negative(table, "tool_variation", PURE, "0"),
+        model_variation=_variation(table, "model_variation", values),
+        tool_variation=_variation(table, "tool_variation", values),
         place=table.place(),
     )
+
+
+def _variation(table: Table, key: str, values: Values) -> Figure:
+    found = values.not_negative(table, key, PURE, "0")
+    if found.value and not LEAST_VARIATION <= found.value <= MOST_VARIATION:
+        raise table.error(
+            key,
+            f"{found} is neither 0 nor between {LEAST_VARIATION:g} and {MOST_VARIATION:g}",
+            resolution="write the squared coefficient of variation: 0 for always the same, 1 for exponential times",
+        )
+    return found
 
 
 def _by_service(table: Table, key: str, dimension: Dimension, values: Values) -> dict[str, Figure]:
@@ -191,6 +204,12 @@ def _quality(table: Table, values: Values) -> dict[str, Figure]:
 
 def _service(name: str, table: Table, values: Values) -> Service:
     billing = Billing(table.choice("billing", tuple(item.value for item in Billing)))
+    if billing is Billing.TOKENS and "price" in table and "prices" not in table:
+        raise table.error(
+            "price",
+            "the service has no price of tokens; price alone is one of accelerators or seats",
+            resolution='write prices = { output = "5 USD/Mtoken" }',
+        )
     seat, gpu = MONEY / TIME, MONEY / GPU / TIME
     tokens = table.table("prices")
     service = Service(
@@ -326,6 +345,20 @@ def _check_names(root: Table, workload: Workload) -> None:
                 raise root.error("class", f"{task_class.name} names the service {name!r}, which is not offered")
         for service in workload.services.values():
             _check_call(root, task_class, service)
+
+
+def _check_fit(root: Table, workload: Workload) -> None:
+    """Refuse hosts of which one cannot carry one environment: no number of them would."""
+    for host in workload.hosts.values():
+        for item in workload.classes.values():
+            for what, needs, has in (("memory", item.memory, host.memory), ("tool_cores", item.tool_cores, host.cpus)):
+                if needs.value > has.value * (1 + _SHARE_TOLERANCE):
+                    raise root.error(
+                        "host",
+                        f"a {host.name!r} of {has} cannot carry one environment of {item.name!r}, which needs {needs}",
+                        detail=f"{item.name}.{what}",
+                        resolution=f"offer larger hosts, leave {host.name!r} out, or lower {what}",
+                    )
 
 
 def _check_call(root: Table, task_class: TaskClass, service: Service) -> None:
