@@ -35,6 +35,8 @@ def body(**error: object) -> bytes:
             FailureKind.TOO_LONG,
         ),
         (413, b"", FailureKind.TOO_LONG),
+        (400, body(message="input length and `max_tokens` exceed context limit: 1 + 2 > 3"), FailureKind.TOO_LONG),
+        (400, body(type="exceed_context_size_error", message="..."), FailureKind.TOO_LONG),
         (401, body(type="authentication_error", message="invalid x-api-key"), FailureKind.DENIED),
         (403, b"", FailureKind.DENIED),
         (404, body(code="model_not_found", message="no such model"), FailureKind.DENIED),

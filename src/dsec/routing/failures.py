@@ -36,6 +36,7 @@ _KINDS = {
 }
 _CODES = {
     "context_length_exceeded": FailureKind.TOO_LONG,
+    "exceed_context_size_error": FailureKind.TOO_LONG,
     "request_too_large": FailureKind.TOO_LONG,
     "insufficient_quota": FailureKind.DENIED,
     "billing_error": FailureKind.DENIED,
@@ -52,7 +53,9 @@ _CODES = {
 }
 """Codes and types of errors that say more than their status, or come in a stream whose status was 200."""
 
-_TOO_LONG = re.compile(r"maximum context length|context (length|window)|prompt is too long|input is too long", re.I)
+_TOO_LONG = re.compile(
+    r"maximum context length|context (length|window|limit|size)|prompt is too long|input is too long", re.I
+)
 _TRY_AGAIN = re.compile(r"(?:try again|retry) (?:in|after) (\d[\d.hms]*)\s?(ms|s|m|h)?", re.I)
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 
