@@ -139,7 +139,7 @@ class Attempt:
         if self._clock.boot_s() >= self.call.deadline_s - _TICK_S:
             self.expire()
         else:
-            self.end(Outcome.CANCELLED, failure=Failure(kind=FailureKind.CANCELLED, brief="the caller went away"))
+            self.end(Outcome.CANCELLED, failure=Failure(kind=FailureKind.CANCELLED, brief=self.call.parting))
 
     def expire(self) -> None:
         """End it because the call's deadline passed."""

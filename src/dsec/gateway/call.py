@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dsec.base.errors import InvalidRequestError
 from dsec.gateway.budgets import Account
@@ -58,6 +58,8 @@ class Call:
         attempts: how many were begun.
         counted: whether it was counted as a call.
         tried: backends that it was at.
+        fingerprint: of the prompt, where thinking is limited.
+        parting: what is written of an attempt that is cancelled.
         denied: whether a backend denied the gateway's key: waiting for that one changes nothing.
     """
 
@@ -77,7 +79,13 @@ class Call:
     attempts: int = 0
     counted: bool = False
     denied: bool = False
+    fingerprint: bytes = b""
+    parting: str = "the caller went away"
     tried: list[str] = field(default_factory=list)
+
+    def let_go(self) -> None:
+        """Forget what was asked, once nothing of it will be sent again: an open stream keeps no prompt in memory."""
+        self.asked = replace(self.asked, members={}, prompt=())
 
 
 def read_wishes(headers: Mapping[str, str]) -> Wishes:

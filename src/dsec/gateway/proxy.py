@@ -173,6 +173,11 @@ class Proxy:
         """Return the time that routing counts in."""
         return self._clock.boot_s()
 
+    def shut_down(self) -> None:
+        """Have calls that are cancelled from now on say why."""
+        for call in self.under_way.values():
+            call.parting = "the gateway was shut down, or the caller went away"
+
     def statistics(self) -> dict[str, object]:
         """Return what is known of backends and calls, for people and monitors."""
         return {"calls_under_way": len(self.under_way), "backends": self.router.statistics(self.now_s())}
@@ -354,6 +359,7 @@ class Proxy:
             await reply.whole(200, {**self._headers(call), "content-type": "application/json"}, first)
             return
         deadline.reschedule(None)
+        call.let_go()
         await reply.begin(self._headers(call))
         await self._stream(call, attempt, first, reply)
         await reply.end()

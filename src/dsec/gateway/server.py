@@ -304,4 +304,5 @@ async def serve(config: GatewayConfig, directory: Path, **options: Any) -> Async
             host, port = runner.addresses[0][:2]
             yield Serving(url=f"http://{f'[{host}]' if ':' in host else host}:{port}", proxy=proxy)
         finally:
+            proxy.shut_down()
             await runner.cleanup()

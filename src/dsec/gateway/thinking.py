@@ -34,8 +34,9 @@ class ThinkingAllowance:
         if per_episode is not None and call.wishes.episode:
             left = max(0, per_episode - self._used.get(_episode(call), 0))
         call.thinking_allowed = _least(per_call, left)
-        if self._cut and (found := self._cut.get((*_episode(call), _fingerprint(call)))):
-            call.repeats = found
+        if call.thinking_allowed is not None or self._cut:
+            call.fingerprint = fingerprint(call.asked.prompt)
+            call.repeats = self._cut.get((*_episode(call), call.fingerprint), "")
 
     def learn(self, call: Call, attempt: Attempt, *, cut: Cut | None = None) -> None:
         """Take in what an attempt has thought, and how it ended."""
@@ -47,7 +48,7 @@ class ThinkingAllowance:
         if limited:
             if len(self._cut) >= _CUT_CALLS:
                 del self._cut[next(iter(self._cut))]
-            self._cut[(*_episode(call), _fingerprint(call))] = call.call_id
+            self._cut[(*_episode(call), call.fingerprint)] = call.call_id
 
     def book(self, project: str, episode: str, tokens: int) -> None:
         """Add what an episode has thought."""
@@ -64,10 +65,6 @@ def _episode(call: Call) -> tuple[str, str]:
 
 def _least(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _fingerprint(call: Call) -> bytes:
-    return fingerprint(call.asked.prompt)
 
 
 def fingerprint(prompt: Iterable[bytes]) -> bytes:

@@ -164,11 +164,11 @@ def _asking_usage(members: Members) -> bytes:
 class ChatWatcher:
     """Watches one answer."""
 
-    __slots__ = ("_asked", "_last", "seen")
+    __slots__ = ("_last", "_wants_usage", "seen")
 
     def __init__(self, asked: Asked) -> None:
         self.seen = Observation()
-        self._asked = asked
+        self._wants_usage = asked.wants_usage
         self._last = b""
 
     def event(self, name: bytes, data: bytes) -> bool:
@@ -179,7 +179,7 @@ class ChatWatcher:
             return True
         chunk = self._read(data)
         self._last = data
-        return bool(chunk.choices) or self._asked.wants_usage or chunk.usage is None
+        return bool(chunk.choices) or self._wants_usage or chunk.usage is None
 
     def whole(self, body: bytes) -> None:
         chunk = self._read(body)
