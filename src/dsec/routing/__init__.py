@@ -16,12 +16,11 @@ The central calls::
     router.withdraw(call, now_s)          # it was taken back before it was sent: nothing counts
     router.statistics(now_s)              # a frozen value per backend
 
-    RetryPolicy().after(failures, now_s=..., deadline_s=..., bits=...)   # Again | GiveUp, `dsec.routing.retrying`
     failure_of(status, headers, body)                # a Failure from an HTTP answer, `dsec.routing.failures`
-    queue = FairQueue(...)                # `dsec.routing.fairness`: offer, take, withdraw, charge
-    read_usage(kind, report, ...)         # Usage from whatever a backend reports, `dsec.routing.usage_reading`
-    price(usage, backend, table, day)     # what it cost, `dsec.routing.pricing`
-    ThinkingBudgets(...)                  # thinking allowed per call and episode, `dsec.routing.thinking`
+    RetryPolicy().after(failures, now_s=..., deadline_s=..., bits=..., others=...)   # Again | GiveUp, `.retrying`
+    FairQueue(weights)                               # whose turn it is: offer, take, withdraw, charge, `.fairness`
+    read_usage(report, seen)                         # Usage from whatever a backend reports, `.usage_reading`
+    shipped_prices().model("claude-sonnet-5")        # prices with their day and source, `.price_table`
 
 All times are seconds on one clock that never goes back; it is passed in.
 """
