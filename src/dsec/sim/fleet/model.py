@@ -176,10 +176,18 @@ class FleetModel:
         creation = sandbox.creation
         if creation is None or creation.step is not step or sandbox.ended:
             return
-        self.calendar.at(step.deadline_s, self._deadline, what)
         node = self._by_name[step.node]
-        if not node.alive or now_s < node.opens_s:
-            return
+        work = self._offer(now_s, sandbox, step, node) if node.alive and now_s >= node.opens_s else None
+        if work is not None and work.ends_s <= step.deadline_s:
+            # It is in time, unless the node dies: three million deadlines that nothing happens at are not scheduled.
+            work.unwatched = what
+        elif creation.step is step:
+            self.calendar.at(step.deadline_s, self._deadline, what)
+
+    def _offer(self, now_s: float, sandbox: SimSandbox, step: Send, node: SimNode) -> Work | None:
+        """Ask a node that answers; return the creation that it has begun for this, if it took one."""
+        creation = sandbox.creation
+        assert creation is not None
         known = node.works.get(sandbox.sandbox_id) if self._idempotent else None
         if known is not None:
             self._find_again(now_s, known, sandbox)
@@ -189,9 +197,11 @@ class FleetModel:
             work = node.take(sandbox, creation, now_s)
             self._schedulers.engine_of(sandbox).admitted(sandbox.sandbox_id, node.name, work.ticket, now_s)
             self._start_next(now_s, node)
+            return work
         else:
             self.measures.rejected += 1
             self._carry(now_s, sandbox, creation.rejected(node.name, now_s, view=node.view()))
+        return None
 
     def _find_again(self, now_s: float, work: Work, sandbox: SimSandbox) -> None:
         """The node has a creation with this id already: it answers for that one."""
@@ -210,7 +220,8 @@ class FleetModel:
     def _have_image(self, now_s: float, work: Work) -> None:
         if work.sandbox.image is not None:
             self.measures.image_s.add(now_s - work.begun_s)
-        self.calendar.at(now_s + self._create_s[work.node.group.name](), self._created, work)
+        work.ends_s = now_s + self._create_s[work.node.group.name]()
+        self.calendar.at(work.ends_s, self._created, work)
 
     def _created(self, now_s: float, work: Work) -> None:
         node = work.node
@@ -431,6 +442,9 @@ class FleetModel:
 
     def _kill(self, now_s: float, node: SimNode) -> None:
         lost = list(node.residents.values())
+        for work in node.works.values():
+            if work.unwatched is not None:
+                self.calendar.at(work.unwatched[1].deadline_s, self._deadline, work.unwatched)
         node.die()
         self._images.forget(node)
         for sandbox in lost:

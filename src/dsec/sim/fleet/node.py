@@ -11,7 +11,7 @@ from dsec.sim.fleet.links import ImageCache, Link
 from dsec.sim.fleet.scenario import NodeGroup
 
 if TYPE_CHECKING:
-    from dsec.placement.creation import Creation
+    from dsec.placement.creation import Creation, Send
     from dsec.sim.fleet.sandbox import SimSandbox
 
 CLOUD = "cloud"
@@ -29,17 +29,33 @@ class Work:
         ticket: the node's number for it.
         asked_s, begun_s: when the node took it, and when it got a place.
         missing: parts of its image that are not there yet.
+        ends_s: when the sandbox will stand; infinite until that is known.
         done: whether the sandbox stands.
+        unwatched: the request whose deadline nobody watches, because this is in time.
     """
 
-    __slots__ = ("asked_s", "begun_s", "creation", "done", "life", "missing", "node", "sandbox", "ticket")
+    __slots__ = (
+        "asked_s",
+        "begun_s",
+        "creation",
+        "done",
+        "ends_s",
+        "life",
+        "missing",
+        "node",
+        "sandbox",
+        "ticket",
+        "unwatched",
+    )
 
     def __init__(self, sandbox: SimSandbox, creation: Creation, node: SimNode, ticket: int, asked_s: float) -> None:
         self.sandbox, self.creation, self.node, self.ticket = sandbox, creation, node, ticket
         self.life = node.life
         self.asked_s = self.begun_s = asked_s
+        self.ends_s = float("inf")
         self.missing = 0
         self.done = False
+        self.unwatched: tuple[SimSandbox, Send] | None = None
 
 
 class SimNode:
