@@ -93,3 +93,39 @@ def test_nothing_on_the_front_is_dearer_and_slower_than_anything_feasible(
     for index in on_front:
         better = (table.usd <= table.usd[index]) & (table.completion_s < table.completion_s[index] * (1 - 1e-9))
         assert not (better & table.feasible).any()
+
+
+@settings(max_examples=30)
+@given(
+    pattern=st.sampled_from(['pattern = "poisson"', 'pattern = "burst"\nburst = 15', 'pattern = "burst"\nburst = 60']),
+    rate=st.sampled_from(["1 /s", "3 /s", "10 /s", "20 /s"]),
+    rounds=st.sampled_from([1, 3, 8]),
+    memory_price=st.sampled_from(["0.0000045 USD/GiB/s", "0.0005 USD/GiB/s"]),
+    billing=st.sampled_from(["used", "reserved"]),
+    host=st.sampled_from(["", 'price = "1 USD/h"\n']),
+)
+def test_a_search_is_exact_where_more_hosts_save_memory_that_is_paid_by_use(
+    make_workload: Callable[..., Workload], pattern: str, rate: str, rounds: int, memory_price: str, billing: str,
+    host: str,
+) -> None:  # fmt: skip
+    workload = make_workload(
+        ('billing = "used"', f'billing = "{billing}"'),
+        ('pattern = "uniform"', pattern),
+        ('share_in_time = "95 %"', 'share_in_time = "50 %"'),
+        ('rate = "10 /s"', f'rate = "{rate}"'),
+        ("rounds = 3", f"rounds = {rounds}"),
+        ('deadline = "24 s"', 'deadline = "120 s"'),
+        ("0.0000045 USD/GiB/s", memory_price),
+        ("cpu_price", f"{host}cpu_price"),
+        ("count = 1", 'count = "1..15"'),
+        ("replicas = 12", 'replicas = "1..40 step 3"'),
+        ('kind = "rebuilt"\nprepare = "2 s"', 'kind = "kept"\nprepare = "2 s"'),
+    )
+    keys = outer_keys(workload)
+    outer = make_outer(workload, keys)
+    listed = evaluate(workload, outer, everything(workload, keys))
+    searched = corners(workload, outer, keys)
+    assert searched.feasible.any() == listed.feasible.any()
+    if listed.feasible.any():
+        cheapest = listed.usd[listed.feasible].min()
+        assert searched.usd[searched.feasible].min() == pytest.approx(cheapest, rel=1e-8)

@@ -12,6 +12,12 @@ further host saves nothing. So four bisections, each for all lanes at once, find
     hosts at most     least hosts with that many replicas
     corners           least replicas for each number of hosts in between
 
+Where memory is paid for by use, a further replica or host can save more of what waiting tasks hold than it costs. Then
+the cheapest may stand above the staircase, and boxes of counts are halved instead: nothing in a box costs less than the
+use at its upper corner with the replicas and hosts of its lower one, and nothing in it is feasible if its upper corner
+is not. Boxes that cannot hold a cheaper one are dropped (branch and bound), and the cheapest of each lane joins the
+corners.
+
 Nothing is sampled and nothing is guessed; a billion combinations take some hundred evaluations of short arrays. The
 Pareto front is drawn over the corners only: a combination off the staircase spends more than it has to in order to wait
 less, and is not looked at. Where every combination is listed the front is exact.
@@ -26,10 +32,12 @@ from typing import Any
 from dsec.base.errors import InvalidRequestError
 from dsec.planner.choice import Choice
 from dsec.planner.outer import Key, Outer, numeric
-from dsec.planner.table import Table, evaluate
+from dsec.planner.table import Table, evaluate, standing_usd
 from dsec.planner.workload import Workload
 
 MOST_CORNERS = 1_000_000
+_EQUAL = 1e-9
+"""Relative difference of costs below which no cheaper combination is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +100,66 @@ def corners(workload: Workload, outer: Outer, keys: Sequence[Key]) -> Table:
     lane = numpy.repeat(possible, widths)
     hosts = numpy.concatenate([numpy.arange(a, b + 1) for a, b in zip(first, last, strict=True)] or [every[:0]])
     units = _least(most_units[lane], lambda index: enough(lane, index, hosts))
+    if _memory_is_paid_by_use(workload):
+        part = _cheaper(workload, outer, lanes, evaluate(workload, outer, lanes.choice(lane, units, hosts)), lane)
+        lane, units, hosts = (numpy.concatenate(both) for both in zip((lane, units, hosts), part, strict=True))
     rest = numpy.setdiff1d(every, possible)
     lane = numpy.concatenate([lane, rest])
     units, hosts = numpy.concatenate([units, most_units[rest]]), numpy.concatenate([hosts, most_hosts[rest]])
     return evaluate(workload, outer, lanes.choice(lane, units, hosts))
+
+
+def _memory_is_paid_by_use(workload: Workload) -> bool:
+    return any(host.memory_price is not None and host.memory_price.value > 0 for host in workload.hosts.values())
+
+
+def _cheaper(workload: Workload, outer: Outer, lanes: Lanes, known: Table, lane_of_known: Any) -> tuple[Any, Any, Any]:
+    """Return lanes, replicas and hosts (as indices) of combinations that are cheaper than a lane's known ones."""
+    numpy = numeric()
+    best = numpy.full(len(lanes.row), numpy.inf)
+    numpy.minimum.at(best, lane_of_known, numpy.where(known.feasible, known.usd, numpy.inf))
+    lane = numpy.flatnonzero(numpy.isfinite(best))
+    low = numpy.zeros((2, len(lane)), dtype=int)
+    high = numpy.array([[len(axes[at]) - 1 for at in lane.tolist()] for axes in (lanes.units, lanes.hosts)], dtype=int)
+    found: dict[int, tuple[int, int]] = {}
+    looked = 0
+    while len(lane):
+        looked += len(lane)
+        _check_corners(workload, looked)
+        upper, lower = lanes.choice(lane, *high), lanes.choice(lane, *low)
+        table = evaluate(workload, outer, upper)
+        usd = numpy.where(table.feasible, table.usd, numpy.inf)
+        for at in numpy.flatnonzero(usd < best[lane] * (1 - _EQUAL)).tolist():
+            if usd[at] < best[lane[at]]:
+                best[lane[at]], found[int(lane[at])] = usd[at], (int(high[0, at]), int(high[1, at]))
+        least = usd - (standing_usd(workload, outer, upper) - standing_usd(workload, outer, lower))
+        kept = numpy.flatnonzero((least < best[lane] * (1 - _EQUAL)) & (low < high).any(axis=0))
+        lane, low, high = _halved(lane[kept], low[:, kept], high[:, kept])
+    lane = numpy.array(list(found), dtype=int)
+    units, hosts = (numpy.array([counts[axis] for counts in found.values()], dtype=int) for axis in (0, 1))
+
+    def as_cheap(units: Any, hosts: Any) -> Any:
+        table = evaluate(workload, outer, lanes.choice(lane, units, hosts))
+        return table.feasible & (table.usd <= best[lane] * (1 + _EQUAL))
+
+    # What stands there for nothing is not taken for nothing: the least that costs the same.
+    hosts = _least(hosts, lambda index: as_cheap(units, index))
+    return lane, _least(units, lambda index: as_cheap(index, hosts)), hosts
+
+
+def _halved(lane: Any, low: Any, high: Any) -> tuple[Any, Any, Any]:
+    """Return boxes cut in two along their longer side."""
+    numpy = numeric()
+    along = numpy.argmax(high - low, axis=0)
+    each = numpy.arange(len(lane))
+    middle = (low[along, each] + high[along, each]) // 2
+    lower, upper = high.copy(), low.copy()
+    lower[along, each], upper[along, each] = middle, middle + 1
+    return (
+        numpy.concatenate([lane, lane]),
+        numpy.concatenate([low, upper], axis=1),
+        numpy.concatenate([lower, high], axis=1),
+    )
 
 
 def _lanes(workload: Workload, keys: Sequence[Key]) -> Lanes:

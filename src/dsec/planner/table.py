@@ -136,6 +136,13 @@ def _sustained(
     return least
 
 
+def standing_usd(workload: Workload, outer: Outer, choice: Choice) -> Floats:
+    """Return what the replicas and hosts of combinations cost each submitted task by being there."""
+    fixed = _host_column(workload, "price", 0.0)[choice.host]
+    usd_per_s: Floats = choice.units * outer.unit_usd_per_s[choice.row] + choice.hosts * fixed
+    return usd_per_s / workload.arrivals.rate.value
+
+
 def _costs(workload: Workload, outer: Outer, choice: Choice, memory_byte_s: Floats) -> tuple[Floats, Floats]:
     rate = workload.arrivals.rate.value
     cpu, memory, fixed = (
