@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import web
 
 from dsec.gateway.ledger_record import Cut, Outcome
 
@@ -282,3 +284,34 @@ async def test_a_hedge_that_fails_leaves_the_first_attempt_alone(
     backends[0].release.set()
     assert (await call).status_code == 200
     assert [attempt.ended.outcome for attempt in gateway.attempts()] == [Outcome.FAILED, Outcome.ANSWERED]
+
+
+async def test_a_caller_that_takes_nothing_slows_its_backend_down_and_is_cut_off(
+    open_gateway: Any, backends: Any, shapes: Any, until: Any
+) -> None:
+    written = 0
+    event = shapes.chunk({"content": "x" * 60_000})
+
+    async def act(backend: Any, request: Any, asked: Any) -> Any:
+        nonlocal written
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(5000):  # 300 MB
+            await response.write(event)
+            written += len(event)
+        return response
+
+    backends[0].act = act
+    gateway = await open_gateway(only_first=True, door='client_stall_timeout = "300ms"')
+    address = urlsplit(gateway.url)
+    _, writer = await asyncio.open_connection(address.hostname, address.port, limit=1024)
+    body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}'
+    writer.write(
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    )
+    await until(lambda: gateway.attempts())
+    (attempt,) = gateway.attempts()
+    assert attempt.ended.outcome is Outcome.CANCELLED
+    assert "took nothing" in attempt.ended.brief
+    assert written < 50_000_000  # What the kernel's buffers hold on the way, and no more.
+    writer.transport.abort()
