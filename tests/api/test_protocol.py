@@ -14,7 +14,7 @@ from anyio.abc import SocketStream
 
 from dsec.api.protocol import BODY_AHEAD_BYTES
 from dsec.api.server import TcpAddress, serve
-from dsec.base.errors import PathNotFoundError
+from dsec.base.errors import DeadlineExceededError, PathNotFoundError
 from dsec.linux.pipes import Pipe
 from dsec.model.files import FileInfo, FileKind
 from dsec.service.content import ByteStream, GeneratedStream
@@ -143,6 +143,22 @@ async def test_a_head_that_arrives_in_two_parts_loses_nothing_of_its_body(
     assert hashlib.sha256(LONG).hexdigest().encode() in answer
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_what_looks_like_a_heads_end_in_a_body_that_comes_with_its_heads_last_byte_is_body(
+    sink: Sink, is_chunked: bool
+) -> None:
+    body = b"before\r\n\r\nafter" + LONG
+    data = put(body, is_chunked=is_chunked)
+    at = data.index(b"\r\n\r\n") + 3
+    async with connection(sink) as stream, anyio.create_task_group() as group:
+        await stream.send(data[:at])
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(stream.send, data[at:] + head("DELETE", ""))
+        answer, second = await responses(stream, 2)
+    assert hashlib.sha256(body).hexdigest().encode() in answer
+    assert second.startswith(b"HTTP/1.1 ")
+
+
 async def test_a_client_that_expects_100_continue_gets_it_before_it_sends(sink: Sink) -> None:
     async with connection(sink) as stream, anyio.create_task_group() as group:
         await stream.send(head("PUT", f"content-length: {len(LONG)}\r\nexpect: 100-continue\r\n"))
@@ -185,6 +201,31 @@ async def test_a_refused_body_is_dropped_and_the_connection_serves_on(sink: Sink
     assert first.startswith(b"HTTP/1.1 404")
     assert b"not_found" in first
     assert second.startswith(b"HTTP/1.1 ")
+
+
+class Impatient(Sink):
+    """Gives up while it waits for more of a body that is being moved, of which something has come."""
+
+    async def write_file(self, sandbox_id: str, path: str, content: AsyncIterable[bytes], **_: Any) -> FileInfo:
+        assert isinstance(content, ByteStream)
+        await anext(content)
+        with Pipe() as pipe, anyio.CancelScope() as scope:
+            self.scope = scope
+            self.takes.set()
+            await content.fill(pipe)
+        raise DeadlineExceededError("it took too long")
+
+
+async def test_nothing_follows_on_a_connection_whose_body_was_given_up_while_it_was_moved() -> None:
+    sink = Impatient()
+    async with connection(sink) as stream:
+        await stream.send(head("PUT", f"content-length: {len(LONG)}\r\n") + LONG[:1])
+        await sink.takes.wait()
+        await stream.send(LONG[1:101])
+        await anyio.wait_all_tasks_blocked()
+        sink.scope.cancel()
+        answer = b"".join([piece async for piece in stream])
+    assert answer.startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.slow

@@ -37,6 +37,10 @@ def test_a_sealed_copy_cannot_be_written_or_cut(sealed: str) -> None:
         os.close(descriptor)
 
 
+def test_a_sealed_copy_can_be_opened_by_its_owner_alone(sealed: str) -> None:
+    assert os.stat(sealed).st_mode & 0o777 == 0o500
+
+
 def test_a_program_that_is_not_there_is_an_error() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(FileNotFoundError):

@@ -158,6 +158,14 @@ class LongBody:
 
     async def fill(self, pipe: Pipe, open_connection: Callable[[], socket.socket]) -> int:
         """Move what comes next into an empty pipe. The transport rests meanwhile, and goes on with the answer's end."""
+        try:
+            return await self._fill(pipe, open_connection)
+        except BaseException:
+            # What had been received is lost, and with it the place of the body's end: nothing may follow the answer.
+            self._cycle.keep_alive = False
+            raise
+
+    async def _fill(self, pipe: Pipe, open_connection: Callable[[], socket.socket]) -> int:
         self._invite()
         while not self._is_over():
             self._protocol.flow.pause_reading()
@@ -219,6 +227,7 @@ class LongBodyProtocol(HttpToolsProtocol):
     _seen_head_bytes = 0
     _in_head = True
     _awaits_head_end = True
+    _has_body_begun = False
     _head_timer: asyncio.TimerHandle | None = None
     _body: LongBody | None = None
     _direct: Direct
@@ -237,13 +246,14 @@ class LongBodyProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._in_head = self._awaits_head_end = False
+        self._in_head = self._awaits_head_end = self._has_body_begun = False
         self._stop_timer()
         self._direct = Direct(self.transport)
         self.scope["extensions"] = {DIRECT: {"direct": self._direct}}
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._has_body_begun = True
         super().on_body(body)
         # uvicorn holds the client back at 64 KiB, which is less than one read: nothing would arrive while a part
         # is being written to disk.
@@ -286,8 +296,13 @@ class LongBodyProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self.head_s, self.transport.close)
 
     def _begin_body(self) -> None:
-        """Take the body that follows a head upon ourselves, if there is one and nothing else is asked for."""
+        """Take the body that follows a head upon ourselves, if there is one and nothing else is asked for.
+
+        Where the parser has seen some of it, what looked like the head's end lies in the body, and the parser goes on.
+        """
         cycle = self.cycle
+        if self._has_body_begun:
+            return
         if cycle is None or cycle.scope is not self.scope or not cycle.more_body or self.parser.should_upgrade():
             return
         decoder = _decoder_of(self.headers)

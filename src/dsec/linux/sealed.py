@@ -3,6 +3,9 @@
 An OCI runtime that enters a sandbox runs a program of the host among guests, who may open it as ``/proc/<pid>/exe``. So
 that they cannot overwrite it, runtimes first copy themselves into such a file and execute that. Whoever executes a
 sealed copy in the first place saves them the copy and the second start.
+
+Seals do not hold attributes: times, locks and extended attributes of the one copy would be words between all guests who
+opened it. So its mode lets nobody open it but its owner; it is executed before its process enters a sandbox.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ def sealed_program(path: str) -> int | None:
         with open(path, "rb") as source:
             while os.sendfile(descriptor, source.fileno(), None, 1 << 30):
                 pass
+        os.fchmod(descriptor, 0o500)
         fcntl.fcntl(descriptor, _F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(descriptor)

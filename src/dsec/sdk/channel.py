@@ -118,8 +118,9 @@ class TlsChannel:
         if held:
             return 0
         data = await self._reader.read(min(limit, pipe.piece_bytes))
-        assert pipe.put(data) == len(data)  # It was empty.
-        return len(data)
+        put = pipe.put(data)
+        assert put == len(data)  # It was empty.
+        return put
 
     def has_input(self) -> bool:
         return self._reader.at_eof() or self._writer.is_closing()
