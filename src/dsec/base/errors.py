@@ -22,7 +22,8 @@ Every error that leaves a public function of DSec is one of these. Each says in 
     │   │   ├── SandboxNotFoundError
     │   │   │   └── WrongNodeError
     │   │   ├── ImageNotFoundError, ProcessNotFoundError, SnapshotNotFoundError
-    │   │   └── PathNotFoundError, UserNotFoundError, CommandNotFoundError
+    │   │   ├── PathNotFoundError, UserNotFoundError, CommandNotFoundError
+    │   │   └── RecordingMissError
     │   ├── ConflictError
     │   │   ├── AlreadyExistsError, InvalidStateError
     │   │   └── NotADirectoryInSandboxError, IsADirectoryInSandboxError, DirectoryNotEmptyError
@@ -148,6 +149,12 @@ class NotFoundError(CallerError):
     code = "not_found"
     exit_code = 66
     http_status = 404
+
+
+class RecordingMissError(NotFoundError):
+    """A replay has no answer to a call. It never asks the live service instead."""
+
+    code = "recording_miss"
 
 
 class SandboxNotFoundError(NotFoundError):

@@ -11,6 +11,7 @@ import anyio
 import click
 import msgspec
 
+from dsec.base.errors import InvalidRequestError
 from dsec.cli.context import Options, pass_options
 from dsec.cli.gateway_config import check_library, config_option, load_config
 from dsec.cli.lazy import HELP_OPTIONS
@@ -30,10 +31,30 @@ def _allow_many_files() -> None:
 @click.option(
     "--record", "record_to", type=click.Path(path_type=Path, file_okay=False), help="Record every answer there."
 )
+@click.option(
+    "--replay",
+    "replay_from",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Answer from what was recorded there, and from nothing else.",
+)
+@click.option(
+    "--replay-speed",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="How many times faster than recorded; inf: at once.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print where it is heard as one line of JSON.")
 @pass_options
 def gateway_up(
-    options: Options, config_file: Path, host: str | None, port: int | None, record_to: Path | None, as_json: bool
+    options: Options,
+    config_file: Path,
+    host: str | None,
+    port: int | None,
+    record_to: Path | None,
+    replay_from: Path | None,
+    replay_speed: float,
+    as_json: bool,
 ) -> None:
     """Serve a gateway until SIGTERM or SIGINT.
 
@@ -41,6 +62,7 @@ def gateway_up(
     """
     check_library()
     from dsec.gateway.config_rules import check_door
+    from dsec.gateway.replay import replayed
     from dsec.gateway.server import serve
 
     config = load_config(config_file)
@@ -53,6 +75,10 @@ def gateway_up(
         record_to=str(record_to.absolute()) if record_to is not None else door.record_to,
     )
     config = msgspec.structs.replace(config, gateway=door)
+    if replay_from is not None:
+        if record_to is not None:
+            raise InvalidRequestError("--record stands beside --replay", resolution="give one of them")
+        config = replayed(config, replay_from.absolute(), replay_speed)
     check_door(door)
 
     async def run() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing, nullcontext
 from pathlib import Path
 
 from dsec.base.clock import Clock, SystemClock
@@ -21,10 +21,11 @@ from dsec.gateway.ledger import Ledger, pair_attempts, read_records
 from dsec.gateway.ledger_record import Attempt, Outcome
 from dsec.gateway.line import Line, declared
 from dsec.gateway.proxy import Proxy
+from dsec.gateway.recording import Recorder
 from dsec.gateway.tariff import Tariff
 from dsec.gateway.thinking import ThinkingAllowance
 from dsec.gateway.upstream import Upstream
-from dsec.gateway.upstreams import upstream_of
+from dsec.gateway.upstreams import Upstreams
 from dsec.routing.fairness import FairQueue
 from dsec.routing.price_table import PriceTable, parse_prices, shipped_prices, shipped_tables
 from dsec.routing.router import Router
@@ -50,7 +51,8 @@ async def open_proxy(
 
     Raises:
         InvalidRequestError: a backend's key is not where the configuration says.
-        StateLockedError: another gateway holds its state directory.
+        StateLockedError: another gateway holds its state directory, or the one that it records to.
+        NotFoundError: a backend repeats what was never recorded.
         StateCorruptedError: its ledger or its keys cannot be read.
     """
     clock = clock or SystemClock()
@@ -71,19 +73,28 @@ async def open_proxy(
         _take_up(ledger, state, accounts, thinking)
         keys = KeyRing(state / KEYS_FILE, clock, open_to_all=config.gateway.open)
         async with open_session() as session:
-            weights = {name: project.weight for name, project in config.projects.items()}
-            lines = {
-                service.name: _line(service, upstream_of(service, secrets[service.name], session), weights, tables)
-                for service in config.backends
-            }
-            router = Router(
-                [line.backend for line in lines.values()],
-                routes={name: config.groups(name) for name in config.models},
-                policy=config.routing,
-            )
-            yield Proxy(config, lines, router, ledger, keys, accounts, thinking, clock=clock, random_bytes=random_bytes)
+            with _recording(config, directory, clock) as recorder:
+                ways = Upstreams(directory, session, clock, recorder)
+                weights = {name: project.weight for name, project in config.projects.items()}
+                lines = {
+                    service.name: _line(service, ways.to(service, secrets[service.name]), weights, tables)
+                    for service in config.backends
+                }
+                router = Router(
+                    [line.backend for line in lines.values()],
+                    routes={name: config.groups(name) for name in config.models},
+                    policy=config.routing,
+                )
+                yield Proxy(
+                    config, lines, router, ledger, keys, accounts, thinking, clock=clock, random_bytes=random_bytes
+                )
     finally:
         ledger.close()
+
+
+def _recording(config: GatewayConfig, directory: Path, clock: Clock) -> AbstractContextManager[Recorder | None]:
+    where = config.gateway.record_to
+    return nullcontext() if where is None else closing(Recorder(directory / where, clock))
 
 
 def price_tables(config: GatewayConfig, directory: Path) -> list[PriceTable]:

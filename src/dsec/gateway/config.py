@@ -185,6 +185,7 @@ class Service(Value, frozen=True):
         success: probability that an answer passes.
         keeps_prefixes: whether it caches prefixes at all.
         cache: how.
+        replay_speed: of a replay, how many times faster than recorded; infinite: at once.
     """
 
     name: str
@@ -214,6 +215,7 @@ class Service(Value, frozen=True):
     success: float = 1.0
     keeps_prefixes: bool = True
     cache: Cache = Cache()
+    replay_speed: float = 1.0
 
     @property
     def spoken(self) -> tuple[Api, ...]:

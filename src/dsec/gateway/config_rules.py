@@ -44,6 +44,7 @@ def check_config(source: TomlSource, config: GatewayConfig) -> None:
             raise source.error(("backends", at, "name"), f"is {service.name!r} again", resolution="names must differ")
         names[service.name] = at
     groups = {service.group for service in config.backends}
+    _check_replays(source, config)
     for name, model in config.models.items():
         _check_model(source, name, model, config.groups(name), groups)
     for name, project in config.projects.items():
@@ -84,6 +85,10 @@ def _check_service(source: TomlSource, service: Service, at: int) -> None:
         raise source.error(path, "has no name or no group", resolution="write both")
     if service.kind is not BackendKind.REPLAY:
         _check_url(source, service, path)
+    if not service.replay_speed > 0:
+        raise source.error(
+            (*path, "replay_speed"), f"is {service.replay_speed}", resolution="write a number above 0, or inf"
+        )
     if service.key_env and service.key_file:
         raise source.error((*path, "key_file"), "stands beside key_env", resolution="write one of them")
     for api in service.apis:
@@ -98,6 +103,19 @@ def _check_service(source: TomlSource, service: Service, at: int) -> None:
             raise source.error((*path, "headers", header), "is not yours to set", resolution="use key_env or key_file")
     if service.prices is not None and service.price_list is not None:
         raise source.error((*path, "price_list"), "stands beside prices", resolution="write one of them")
+
+
+def _check_replays(source: TomlSource, config: GatewayConfig) -> None:
+    """Refuse that a call may be answered by a recording or by a live service, whichever is free."""
+    for name in sorted({*config.models, *(service.group for service in config.backends)}):
+        groups = config.groups(name)
+        kinds = {service.kind is BackendKind.REPLAY for service in config.backends if service.group in groups}
+        if len(kinds) > 1:
+            raise source.error(
+                ("models", name) if name in config.models else ("backends",),
+                f"has live and replayed backends for {name!r}",
+                resolution="give replays groups of their own: what is missing there must never become a live call",
+            )
 
 
 def _check_url(source: TomlSource, service: Service, path: tuple[Key, ...]) -> None:

@@ -19,6 +19,7 @@ from dsec.base.errors import (
     NotFoundError,
     PermissionDeniedError,
     RateLimitedError,
+    RecordingMissError,
     UnauthorizedError,
 )
 
@@ -27,6 +28,7 @@ _WORDS: tuple[tuple[type[DsecError], str, str | None, str, int | None], ...] = (
     (BudgetExhaustedError, "insufficient_quota", "insufficient_quota", "rate_limit_error", None),
     (UnauthorizedError, "invalid_request_error", "invalid_api_key", "authentication_error", None),
     (PermissionDeniedError, "invalid_request_error", "model_not_allowed", "permission_error", None),
+    (RecordingMissError, "invalid_request_error", "recording_miss", "not_found_error", None),
     (NotFoundError, "invalid_request_error", "model_not_found", "not_found_error", None),
     (BodyTooLargeError, "invalid_request_error", "request_too_large", "request_too_large", None),
     (DeadlineExceededError, "timeout_error", "deadline_exceeded", "timeout_error", None),
