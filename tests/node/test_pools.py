@@ -340,14 +340,45 @@ async def test_one_that_dies_is_lost_to_the_pool_and_replaced(host: MemoryHost, 
     await node.remove("sbx-a")
 
 
-def haunt(host: MemoryHost, *, after: int = 0) -> None:
+async def test_one_that_dies_while_it_is_given_leaves_nothing_behind(host: MemoryHost, node: Node) -> None:
+    name = await filled(node)
+    pool = node.pools._pools[name]
+    berth = await pool.obtain("sbx-a", "")
+    assert berth is not None
+    await host.runtime.instance(f"{berth.sandbox_id}-g0").end_init("test")
+    await quiet_but_given(node)
+    assert berth.generation is None
+    pool.lose(berth)
+    await quiet(node)
+    assert berth.sandbox_id not in await ready_ids(node)
+    assert (await statistics(node)).ready == 3
+
+
+async def test_one_that_nobody_took_before_its_pool_was_removed_is_destroyed(host: MemoryHost, node: Node) -> None:
+    name = await filled(node)
+    pool = node.pools._pools[name]
+    berth = await pool.obtain("sbx-a", "")
+    assert berth is not None
+    await node.pools.remove_pool(name)
+    pool.lose(berth)
+    await quiet(node)
+    assert await host.runtime.instances() == frozenset()
+
+
+async def quiet_but_given(node: Node) -> None:
+    """Let what has happened take its course; a berth that was given out is nobody's to count."""
+    for _ in range(200):
+        await anyio.lowlevel.checkpoint()
+
+
+def haunt(host: MemoryHost, *, after: int = 0, mount: str = "/mnt/left tmpfs rw") -> None:
     """Let every later generation have a mount that a fresh one has not."""
     launch = host.runtime.launch
 
     async def haunted(request):  # type: ignore[no-untyped-def]
         instance = await launch(request)
         if int(request.instance_id.rpartition("-g")[2]) > after:
-            instance.mounts = ("/mnt/left tmpfs rw",)
+            instance.mounts = (mount,)
         return instance
 
     host.runtime.launch = haunted  # type: ignore[method-assign]
@@ -365,6 +396,20 @@ async def test_what_fails_its_clean_check_is_destroyed_and_never_given(host: Mem
     assert node._core.registry.find("sbx-b").record.carrier != carrier
     told = [event.text for event in await node.pools.events() if event.kind is EventKind.NOT_CLEAN]
     assert told == ["mounts that a fresh one has not: /mnt/left tmpfs rw"]
+
+
+async def test_what_is_left_under_a_name_that_is_no_utf8_is_destroyed_and_told(host: MemoryHost, node: Node) -> None:
+    haunt(host, mount="/mnt/\udcff tmpfs rw")
+    await filled(node, PoolChange(floor=1, maximum=1))
+    await node.create(SPEC, sandbox_id="sbx-a")
+    carrier = node._core.registry.find("sbx-a").record.carrier
+    await node.remove("sbx-a")
+    await quiet(node)
+    assert carrier not in await ready_ids(node)
+    assert (await statistics(node)).failed_checks == 1
+    told = [event.text for event in await node.pools.events() if event.kind is EventKind.NOT_CLEAN]
+    assert told == ["mounts that a fresh one has not: /mnt/\\xff tmpfs rw"]
+    assert msgspec.json.encode(told)
 
 
 async def test_a_pool_whose_every_check_fails_stops_recycling_says_so_and_tries_again_later(
@@ -407,6 +452,20 @@ async def test_a_policy_that_makes_no_sense_is_refused_by_name(node: Node, chang
     with pytest.raises(InvalidRequestError, match=what):
         await node.pools.set_pool(SPEC, change)
     assert await node.pools.list_pools() == []
+
+
+async def test_limits_that_are_set_anew_are_those_of_later_ones_and_the_others_stay(
+    host: MemoryHost, node: Node
+) -> None:
+    await filled(node, SMALL, SandboxSpec(resources=Resources(pids=9)))
+    info = await node.pools.set_pool(SandboxSpec(resources=Resources(memory_bytes=64 << 20)), PoolChange(floor=4))
+    assert (info.spec.resources.memory_bytes, info.spec.resources.pids) == (64 << 20, 9)
+    await quiet(node)
+    launched = [host.runtime.instance(f"{carrier}-g0").request.resources for carrier in await ready_ids(node)]
+    assert sorted(limits.memory_bytes == 64 << 20 for limits in launched) == [False, False, False, True]
+    assert {limits.pids for limits in launched} == {9}
+    (kept,) = host.journal.load().pools
+    assert kept.spec == info.spec
 
 
 async def test_a_pool_of_what_no_host_has_is_refused(node: Node) -> None:

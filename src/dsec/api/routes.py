@@ -25,6 +25,8 @@ from dsec.model.value import Value
 
 QUICK_S = 60.0
 """Deadline of an operation that has no duration of its own; a body's `timeout_s` is added to it."""
+BUILD_S = 1800.0
+"""Deadline of an operation that may have to build an image first."""
 TRANSFER_S = 3600.0
 """Deadline of a file or archive transfer."""
 STREAM_S = 86_400.0
@@ -186,14 +188,14 @@ _TABLE: tuple[Route, ...] = (
     Route(name="list_pools", method="GET", path="/v1/pools", summary="List the pools of ready sandboxes.",
           result=list[PoolInfo]),
     Route(name="set_pool", method="PUT", path="/v1/pools", summary="Make the pool of a spec's shape, or set it anew.",
-          body=wire.SetPoolRequest, result=PoolInfo),
+          body=wire.SetPoolRequest, result=PoolInfo, deadline_s=BUILD_S),
     Route(name="remove_pool", method="DELETE", path="/v1/pools/{pool_id}",
           summary="Take a pool away; what tasks have stays theirs.", status=204),
     Route(name="events", method="GET", path="/v1/events", summary="Tell what happened to creations and pools.",
           query=EventsQuery, result=list[NodeEvent]),
     Route(name="create", method="POST", path="/v1/sandboxes",
           summary="Create a sandbox; the same sandbox_id and spec return the same sandbox.",
-          body=wire.CreateRequest, result=SandboxInfo, status=201, ends_with_client=True),
+          body=wire.CreateRequest, result=SandboxInfo, status=201, deadline_s=BUILD_S, ends_with_client=True),
     Route(name="list", method="GET", path="/v1/sandboxes",
           summary="List sandboxes; filter by `state` and `metadata.KEY`.",
           query=FilterQuery, result=list[SandboxInfo]),

@@ -71,7 +71,8 @@ async def _list(service: SandboxService) -> Sequence[PoolInfo]:
 def set_pool(options: Options, /, as_json: bool, **given: Any) -> None:
     """Make the pool of sandboxes of IMAGE with these limits, or set it anew; what is not given stays.
 
-    A creation is served from it when image, layers, limits, processor class and network match.
+    A creation is served from it when image, layers, disk, open files, processor class and network match; other limits
+    are set when it is handed out.
     """
     spec, change = _spec(given), _change(given)
     info = options.run(lambda service: pools_of(service).set_pool(spec, change))

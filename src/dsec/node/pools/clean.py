@@ -71,8 +71,13 @@ def difference(expected: CleanState, seen: CleanState) -> str:
 
 
 def _few(names: tuple[str, ...] | list[str]) -> str:
-    shown = ", ".join(name[:100] for name in names[:3])
+    shown = ", ".join(_printable(name[:100]) for name in names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+
+
+def _printable(name: str) -> str:
+    """What a guest named may be no UTF-8, which no event could carry."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _entries(upper: Path) -> Iterator[str]:

@@ -18,7 +18,7 @@ from dsec.base.errors import DsecError, NodeUnavailableError, RuntimeFailedError
 from dsec.images.port import MountedImage
 from dsec.model.event import EventKind
 from dsec.model.image import ImageConfig
-from dsec.model.pool import PoolInfo, PoolPolicy
+from dsec.model.pool import PoolInfo
 from dsec.model.retry import RetryPolicy
 from dsec.model.sandbox import SandboxState
 from dsec.node.core import Core
@@ -113,9 +113,18 @@ class LivePool:
         return waiter.berth
 
     def lose(self, berth: Sandbox) -> None:
-        """A berth was given to somebody who is gone: nothing ran in it, but whether its name was set nobody knows."""
-        self._core.vacant[berth.sandbox_id] = berth
-        self.tell(events.Returned(berth.sandbox_id))
+        """A berth was given to somebody who is gone: nothing ran in it, but whether its name was set nobody knows.
+
+        One that died meanwhile was told as gone while it was nobody's: only what stands of it is left to end.
+        """
+        carrier = berth.sandbox_id
+        self._core.vacant[carrier] = berth
+        if berth.generation is None:
+            self._start(f"destroy {carrier}", partial(self.destroy, carrier, "it died while it was given to a task"))
+            return
+        self.tell(events.Returned(carrier))
+        if self.closed:
+            self.give_up()
 
     def held_s(self, carrier: str) -> float | None:
         """Return how long a tenant has had a berth; None when an earlier node gave it. Forgets it."""
@@ -156,9 +165,10 @@ class LivePool:
                 _log.warning("berth_not_seen", carrier=carrier, error=str(error))
         self.tell(events.Adopted(ready, in_use))
 
-    def change(self, policy: PoolPolicy) -> None:
-        self.record = PoolRecord(pool_id=self.pool_id, spec=self.record.spec, policy=policy)
-        self.tell(events.PolicyChanged(policy))
+    def change(self, record: PoolRecord) -> None:
+        """Go on with another policy, and other limits for sandboxes that nobody has yet."""
+        self.record = record
+        self.tell(events.PolicyChanged(record.policy))
 
     async def close(self) -> None:
         """Give up everything that nobody has, and return when it is gone. Who waits is told that there is no pool."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 import anyio
+import msgspec
 import structlog
 
 from dsec.base.errors import DsecError, NotFoundError
@@ -13,7 +14,7 @@ from dsec.images.port import MountedImage
 from dsec.model.capability import Capability
 from dsec.model.event import EventKind, NodeEvent
 from dsec.model.pool import PoolChange, PoolInfo, PoolPolicy
-from dsec.model.sandbox import SandboxSpec, SandboxState
+from dsec.model.sandbox import Resources, SandboxSpec, SandboxState
 from dsec.node.core import Core
 from dsec.node.creation import load_image
 from dsec.node.pools.berth import occupy, vacate
@@ -178,13 +179,14 @@ class Pools:
         known = self._by_shape.get(shape_key(resolved))
         policy = changed(default_policy(core.settings) if known is None else known.record.policy, change)
         name = pool_id(resolved) if known is None else known.pool_id
-        record = PoolRecord(pool_id=name, spec=resolved if known is None else known.record.spec, policy=policy)
+        kept = resolved if known is None else _with_limits(known.record.spec, spec.resources)
+        record = PoolRecord(pool_id=name, spec=kept, policy=policy)
         if known is None:
             # An image that is not there is the caller's to know now, not the pool's to stumble over.
             await load_image(core, resolved, pool=name)
         await core.parts.journal.put_pool(record)
         pool = self._pools.get(name) or self._add(record)
-        pool.change(policy)
+        pool.change(record)
         return pool.info()
 
     async def remove_pool(self, name: str) -> None:
@@ -200,6 +202,12 @@ class Pools:
     async def events(self, *, since_s: float = 0.0, task: str = "") -> Sequence[NodeEvent]:
         """Return what the node remembers of its creations and pools."""
         return self._core.recorder.events(since_s=since_s, task=task)
+
+
+def _with_limits(known: SandboxSpec, given: Resources) -> SandboxSpec:
+    """Return the spec of a pool with the limits that are given anew; those that are not stay."""
+    anew = {name: value for name, value in msgspec.structs.asdict(given).items() if value is not None}
+    return msgspec.structs.replace(known, resources=msgspec.structs.replace(known.resources, **anew))
 
 
 def default_policy(settings: NodeSettings, *, cores: int = os.cpu_count() or 1) -> PoolPolicy:
