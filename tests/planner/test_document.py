@@ -64,6 +64,13 @@ def test_contradictory_unit_says_both() -> None:
         root.quantity("a", TIME)
 
 
+def test_text_that_would_steer_a_terminal_is_refused() -> None:
+    table = parse_document('a = "red \\u001b[31m"\nb = "two\\nlines"', name="f.toml").root()
+    assert table.text("b") == "two\nlines"
+    with pytest.raises(InvalidRequestError, match="control characters"):
+        table.text("a")
+
+
 def test_text_that_is_not_toml_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="is not TOML"):
         parse_document("a = = 1", name="f.toml")

@@ -9,6 +9,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.figure import Figure
+
+from dsec.base.errors import InvalidRequestError
 from dsec.planner.picture import (
     Area,
     Bar,
@@ -120,6 +123,15 @@ def test_a_page_holds_the_answer_the_pictures_and_nothing_from_outside(plan_of_e
     assert "<script" not in page
 
 
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "a/b", ".."])
+def test_a_picture_whose_name_is_a_path_is_refused(plan_of_text, name):
+    with pytest.raises(InvalidRequestError, match="is not a name"):
+        plan_of_text(
+            f'kind = "worksheet"\ntitle = "t"\n[given]\na = 1\n[picture."{name}"]\nkind = "bars"\n'
+            'bars = [{ label = "a", value = "$a" }]\n'
+        )
+
+
 def test_what_a_file_says_is_text_on_the_page(plan_of_text):
     page = render_page(
         plan_of_text(
@@ -142,3 +154,45 @@ def plan_of_text():
 def plan_of_example(plan_of_text):
     examples = Path(__file__).parents[2] / "examples" / "planner"
     return lambda name: plan_of_text((examples / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error")
+def test_a_legend_of_long_names_leaves_the_curves_their_room(monkeypatch):
+    """Six long names in one row used to press the axes to a third of the picture, or to nothing."""
+    widths = []
+    figure_of = Figure.savefig
+
+    def save(figure, *args, **kwargs):
+        figure_of(figure, *args, **kwargs)
+        widths.append(figure.axes[0].get_position().width)
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    curves = tuple(
+        Curve(label=f"flash.rebuilt.sessions16.units{units}.hosts10", role="", points=((1.0, 2.0), (2.0, 1.0)))
+        for units in range(6)
+    )
+    draw(Curves(caption=CAPTION, x_label="x", x_unit="s", y_label="y", y_unit="USD", curves=curves), LIGHT, "png")
+    assert widths[0] > 0.8
+
+
+@pytest.mark.slow
+def test_a_deadline_after_the_last_span_stands_inside_the_timeline(monkeypatch):
+    ends = []
+    figure_of = Figure.savefig
+
+    def save(figure, *args, **kwargs):
+        figure_of(figure, *args, **kwargs)
+        ends.append(figure.axes[0].get_xlim()[1])
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    lanes = (Lane(label="model", spans=(Span(start=0.0, end=100.0, role="model"),)),)
+    draw(Timeline(caption=CAPTION, unit="s", lanes=lanes, marks=(Mark(at=120.0, label="deadline"),)), LIGHT, "png")
+    assert ends[0] >= 120.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", ["$\\frac{1}{$", "costs 5 $ or 6 $", "<b>&\\alpha_$x$"])
+def test_a_title_with_dollars_is_drawn_as_it_is(title):
+    caption = Caption(name="one", title=title, where="", text=title)
+    assert draw(Dots(caption=caption, x_label="x", x_unit="", y_label="y", y_unit="", points=()), LIGHT, "svg")

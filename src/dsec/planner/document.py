@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -98,6 +99,8 @@ class Table:
             return default
         if not isinstance(value, str):
             raise self.error(key, f"{value!r} is not a text", resolution="write it in quotes")
+        if any(unicodedata.category(letter) == "Cc" and letter not in "\n\t" for letter in value):
+            raise self.error(key, f"{value!r} has control characters", resolution="leave them out")
         return value
 
     def choice(self, key: str, choices: tuple[str, ...], default: str | None = None) -> str:

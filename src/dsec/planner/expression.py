@@ -21,6 +21,7 @@ from dsec.planner.quantity import Quantity, parse_quantity
 _REFERENCE = re.compile(r"\$([a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)")
 _LONGEST = 2_000
 _HIGHEST_POWER = 16.0
+_HIGHEST_UNIT, _WHOLE = 9, 1e-9
 _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -119,7 +120,10 @@ class _Walk:
         result = base.value**power.value
         if isinstance(result, complex):
             raise InvalidRequestError(f"{self._text!r}: a negative number has no such power")
-        return Quantity(float(result), base.dimension.to_the(power.value) if not base.dimension.is_pure else PURE)
+        dimension = base.dimension.to_the(power.value) if not base.dimension.is_pure else PURE
+        if any(abs(part - round(part)) > _WHOLE or abs(part) > _HIGHEST_UNIT for part in dimension.powers):
+            raise InvalidRequestError(f"{self._text!r}: no unit has such a power", detail=str(dimension))
+        return Quantity(float(result), dimension)
 
     def _same(self, what: str, dimensions: list[Dimension]) -> None:
         if len(set(dimensions)) > 1:

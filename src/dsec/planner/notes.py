@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from dsec.base.units import GIB
 from dsec.costs.rebuild import break_even_gap_s
-from dsec.planner.combination import THOUSAND, Combination
+from dsec.planner.additions import lift_limits
+from dsec.planner.combination import THOUSAND, Combination, one
 from dsec.planner.decision import Option
-from dsec.planner.outer import unit_usd_per_s
+from dsec.planner.outer import Key, make_outer, unit_usd_per_s
+from dsec.planner.table import evaluate
 from dsec.planner.workload import Billing, Pattern, PolicyKind, Workload
 
 _NEARLY_FULL = 0.95
@@ -34,11 +36,22 @@ def _equal_rates(workload: Workload, options: Sequence[Option]) -> Iterator[str]
         if (fixed - other_fixed) * (other_used - used) <= 0:
             continue
         rate = (fixed - other_fixed) / (other_used - used)
+        if rate >= min(_sustained_per_s(workload, item) for item in (possible[0], other)):
+            continue  # One of them could not work that much off.
         low, high = (possible[0], other) if fixed < other_fixed else (other, possible[0])
         yield (
             f"{possible[0].name} and {other.name} cost the same at {rate:.4g} tasks/s with what they have: "
             f"{low.name} is cheaper below, {high.name} above"
         )
+
+
+def _sustained_per_s(workload: Workload, item: Combination) -> float:
+    """Return how many tasks a combination works off in a second."""
+    outer = make_outer(workload, [Key(policy=item.policy, service=item.service, sessions=item.sessions)])
+    host = list(workload.hosts).index(item.host)
+    return float(
+        evaluate(workload, lift_limits(workload, outer), one(0, host, item.units, item.hosts)).sustained_per_s[0]
+    )
 
 
 def _costs_of(workload: Workload, item: Combination) -> tuple[float, float]:

@@ -32,6 +32,7 @@ from dsec.planner.picture import (
 from dsec.planner.quantity import Quantity, in_unit, shown_unit, unit_scale
 from dsec.planner.registry import find_formula
 from dsec.planner.result import part_of
+from dsec.planner.worksheet import check_name
 
 _MOST_POINTS = 5_000
 
@@ -94,6 +95,7 @@ def read_pictures(computed: Computed) -> tuple[Picture, ...]:
 
 
 def _read(name: str, table: Table, reader: Reader) -> Picture:
+    check_name(table, name, at_table=True)  # It becomes a file's name.
     kind = table.choice("kind", tuple(_KINDS))
     caption = Caption(
         name=name, title=table.text("title", name), where=table.text("where", ""), text=table.text("caption", "")

@@ -38,6 +38,8 @@ from dsec.planner.workload import Workload
 MOST_CORNERS = 1_000_000
 _EQUAL = 1e-9
 """Relative difference of costs below which no cheaper combination is looked for."""
+_AS_FAST = 1e-4
+"""Relative difference of times that nobody would pay for: the front leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +202,12 @@ def front(table: Table) -> list[int]:
     numpy = numeric()
     feasible = numpy.flatnonzero(table.feasible)
     times_s = table.completion_s
-    order = feasible[numpy.lexsort((times_s[feasible], table.usd[feasible]))]
+    about = numpy.round(numpy.log(numpy.maximum(times_s[feasible], 1e-12)) / _AS_FAST)
+    order = feasible[numpy.lexsort((table.demands["memory"][feasible], about, table.usd[feasible]))]
     kept: list[int] = []
     fastest = numpy.inf
     for index, time_s in zip(order.tolist(), times_s[order].tolist(), strict=True):
-        if time_s < fastest * (1 - 1e-12):
+        if time_s < fastest * (1 - _AS_FAST):
             kept.append(index)
             fastest = time_s
     return kept

@@ -162,7 +162,8 @@ def _over_rate(decision: Decision, options: tuple[Option, ...]) -> Curves:
     workload = decision.workload
     rate = workload.arrivals.rate
     points: list[list[tuple[float, float]]] = [[] for _ in options]
-    for number in range(1, _RATE_POINTS + 1):
+    # Near no load every reservation costs without bound, and would press all the rest flat.
+    for number in range(_RATE_POINTS // 8, _RATE_POINTS + 1):
         by = 2.0 * number / _RATE_POINTS
         arrivals = dataclasses.replace(workload.arrivals, rate=dataclasses.replace(rate, value=rate.value * by))
         table = _at(dataclasses.replace(workload, arrivals=arrivals), options)

@@ -6,8 +6,8 @@ from dsec.planner.picture import Bar, Bars
 from dsec.planner.pictures.canvas import Canvas, number
 from dsec.planner.pictures.theme import ink_on
 
-_LABEL_SHARE = 0.05
-"""A piece shorter than this share of the longest bar has no room for its number."""
+_LETTER_SHARE = 0.017
+"""Of the longest bar; a piece that is shorter than its number has no room for it."""
 
 
 def height_in(picture: Bars) -> float:
@@ -51,7 +51,7 @@ def _draw_bar(canvas: Canvas, row: int, bar: Bar, picture: Bars, longest: float,
         canvas.axes.barh(
             row, width, left=left, height=0.58, color=colour, edgecolor=canvas.theme.ground, linewidth=0.8, zorder=3
         )
-        if len(bar.parts) > 1 and width > longest * _LABEL_SHARE:
+        if len(bar.parts) > 1 and width > longest * _LETTER_SHARE * len(number(part.value)):
             ink = ink_on(colour)
             canvas.axes.text(
                 left + width / 2, row, number(part.value), ha="center", va="center", fontsize=8.5, color=ink, zorder=5

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CAPTION_COLUMNS = 118
+_LEGEND_COLUMNS, _HANDLE_COLUMNS = 110, 6
+"""Letters that fit beside each other, and how many of them a line or a patch with its gap takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,9 @@ class Canvas:
 
     def _place_legend(self, handles: Sequence[Any]) -> None:
         """Put the legend between the title and the axes, in as many rows as it needs."""
-        columns = min(len(handles), 5)
+        # A legend that is wider than the picture would squeeze the axes to nothing.
+        widest = max(len(str(handle.get_label())) for handle in handles)
+        columns = max(1, min(len(handles), 5, _LEGEND_COLUMNS // (widest + _HANDLE_COLUMNS)))
         rows = -(-len(handles) // columns)
         self.axes.legend(
             handles=handles, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, fontsize=9.5,

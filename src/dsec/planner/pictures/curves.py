@@ -20,6 +20,8 @@ def draw_curves(canvas: Canvas, picture: Curves) -> None:
         )  # fmt: skip
     if picture.log:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
     values = [y for curve in picture.curves for _, y in curve.points]
     if values and min(values) >= 0:
         axes.set_ylim(0.0, max([*values, *(mark.at for mark in picture.limits)]) * 1.12 or 1.0)

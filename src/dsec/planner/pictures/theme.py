@@ -63,6 +63,7 @@ class Theme:
             "axes.spines.top": False, "axes.spines.right": False, "font.size": 11.0, "axes.titlesize": 13.0,
             "axes.titlelocation": "left", "axes.titleweight": "bold", "axes.titlepad": 14.0, "legend.frameon": False,
             "svg.hashsalt": "dsec", "svg.fonttype": "path", "lines.linewidth": 2.2, "font.family": "DejaVu Sans",
+            "text.parse_math": False,  # What a file says is text: a dollar sign is one.
         }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ def draw(canvas: Canvas, picture: Timeline) -> None:
     axes, roles = canvas.axes, dict[str, str]()
     start = min((span.start for lane in picture.lanes for span in lane.spans), default=0.0)
     end = max((span.end for lane in picture.lanes for span in lane.spans), default=1.0)
+    end = max([end, *(mark.at for mark in picture.marks)])
     for row, lane in enumerate(picture.lanes):
         _draw_lane(canvas, row, lane, roles, end - start, thin=len(picture.lanes) > _MANY)
     step = max(1, len(picture.lanes) // _MANY)
