@@ -26,12 +26,14 @@ from dsec.gateway.call import Call
 from dsec.gateway.config import Door, ThinkingControl
 from dsec.gateway.failing import AttemptFailedError, broken
 from dsec.gateway.fronts.asked import Target
+from dsec.gateway.fronts.front import Watcher
 from dsec.gateway.ledger import Ledger
 from dsec.gateway.ledger_record import Began, Considered, Cost, Cut, Ended, Outcome
 from dsec.gateway.line import Line
 from dsec.gateway.sse import EventSplitter, read_event
 from dsec.gateway.tariff import expected_usage, usage_of
 from dsec.gateway.upstream import Answer, failed
+from dsec.gateway.way import way_to
 from dsec.routing.choice import Choice
 from dsec.routing.failures import failure_in_stream, failure_of
 from dsec.routing.retrying import Failure, FailureKind
@@ -87,7 +89,8 @@ class Attempt:
         self.call = call
         self.line = line
         self.attempt_id = ""
-        self.watcher = call.front.watch(call.asked)
+        self._way = way_to(call, line.service)
+        self.watcher: Watcher = self._way.watcher
         self.meter = Meter(call.accounts)
         self._choice = choice
         self._considered = considered
@@ -239,11 +242,11 @@ class Attempt:
             AttemptFailedError: there is no answer, or it is not one.
         """
         call = self.call
-        body = call.front.body(call.asked, target)
+        body = self._way.front.body(self._way.asked, target)
         try:
             async with asyncio.timeout(call.model.first_byte_timeout_s):
                 left_s = max(0.001, call.deadline_s - self._clock.boot_s())
-                response = await self.line.upstream.post(call.asked.api, body, call.headers, left_s)
+                response = await self.line.upstream.post(self._way.asked.api, body, call.headers, left_s)
                 self._response = response
                 self._status = response.status
                 if response.status != 200:
@@ -258,7 +261,9 @@ class Attempt:
 
     async def _refuse(self, response: Answer) -> None:
         data = self.line.upstream.cleaned(await self._read(response, _ERROR_BYTES, cut=True))
-        raise AttemptFailedError(failure_of(response.status, response.headers, data), data)
+        # What is said in another protocol than the caller's is told in the gateway's words.
+        said = data if self._way.front is self.call.front else None
+        raise AttemptFailedError(failure_of(response.status, response.headers, data), said)
 
     async def _whole(self, response: Answer) -> bytes:
         data = self.line.upstream.cleaned(await self._read(response, self._door.maximum_answer_bytes))
@@ -267,9 +272,9 @@ class Attempt:
             data.decode()
         except UnicodeDecodeError as error:
             raise broken(f"{self.line.service.name}: the answer is not UTF-8") from error
-        self.watcher.whole(data)
+        told = self.watcher.whole(data)
         self._check_seen()
-        return data
+        return told
 
     async def _read(self, response: Answer, maximum: int, *, cut: bool = False) -> bytes:
         parts: list[bytes] = []
@@ -313,7 +318,7 @@ class Attempt:
             except TimeoutError as error:
                 if self.watcher.seen.finished:
                     self._at_end = True
-                    return b""
+                    return self.watcher.finish()
                 raise failed(self.line.service, FailureKind.STALLED, f"silent for {stall_s:g} s") from error
             if found:
                 return found
@@ -327,7 +332,7 @@ class Attempt:
         except AttemptFailedError:
             if self.watcher.seen.finished:
                 self._at_end = True
-                return b""
+                return self.watcher.finish()
             raise
         if not data:
             return self._finish()
@@ -341,7 +346,7 @@ class Attempt:
             self._late = broken(f"{self.line.service.name}: the stream ended in the middle of the answer")
         if self._late is not None and not found:
             raise self._late
-        return found
+        return found if self._late is not None else found + self.watcher.finish()
 
     def _take(self, data: bytes) -> bytes:
         """Return what of some bytes goes to the caller; what is wrong behind it is raised the next time."""
@@ -349,12 +354,12 @@ class Attempt:
         try:
             for event in self._splitter.feed(data):
                 name, content = read_event(event)
-                forwarded = self.watcher.event(name, content)
+                told = self.watcher.event(name, content, event)
                 if content:
                     self.events += 1
                     self._check_seen()
-                if forwarded:
-                    passed.append(event)
+                if told:
+                    passed.append(told)
                 self.cut = self._charge()
                 if self.cut is not None:
                     break

@@ -58,6 +58,8 @@ class Call:
         attempts: how many were begun.
         counted: whether it was counted as a call.
         tried: backends that it was at.
+        translated: the same as a call of chat completions, where some backend needs that.
+        untranslatable: why there is no such call.
         fingerprint: of the prompt, where thinking is limited.
         parting: what is written of an attempt that is cancelled.
         denied: whether a backend denied the gateway's key: waiting for that one changes nothing.
@@ -79,6 +81,8 @@ class Call:
     attempts: int = 0
     counted: bool = False
     denied: bool = False
+    translated: Asked | None = None
+    untranslatable: InvalidRequestError | None = None
     fingerprint: bytes = b""
     parting: str = "the caller went away"
     tried: list[str] = field(default_factory=list)
@@ -86,6 +90,7 @@ class Call:
     def let_go(self) -> None:
         """Forget what was asked, once nothing of it will be sent again: an open stream keeps no prompt in memory."""
         self.asked = replace(self.asked, members={}, prompt=())
+        self.translated = None
 
 
 def read_wishes(headers: Mapping[str, str]) -> Wishes:

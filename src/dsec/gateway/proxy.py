@@ -21,6 +21,7 @@ from dsec.base.errors import (
     DeadlineExceededError,
     DsecError,
     GatewayBusyError,
+    InvalidRequestError,
     InvalidStateError,
     RateLimitedError,
 )
@@ -43,6 +44,7 @@ from dsec.gateway.ledger import Ledger
 from dsec.gateway.ledger_record import Cut, Outcome
 from dsec.gateway.line import Line
 from dsec.gateway.thinking import ThinkingAllowance
+from dsec.gateway.way import needs_translation, speaks, translate
 from dsec.routing.blocks import prefix_blocks
 from dsec.routing.request import RouteRequest
 from dsec.routing.retrying import Again, Failure, FailureKind, RetryPolicy, Where
@@ -110,8 +112,13 @@ class Proxy:
         self._continuity = Continuity()
         self._chooser = Chooser(config, lines, router, clock)
         self._mute = {
-            api: frozenset(name for name, line in lines.items() if api not in line.service.spoken) for api in Api
+            api: frozenset(name for name, line in lines.items() if not speaks(line.service, api)) for api in Api
         }
+        self._foreign = frozenset(
+            name
+            for name, line in lines.items()
+            if speaks(line.service, Api.MESSAGES) and needs_translation(line.service)
+        )
 
     # -- reading a call -----------------------------------------------------------------------------------------------
 
@@ -147,6 +154,8 @@ class Proxy:
             *((self.accounts.find("project", key.project, project.budget),) if project is not None else ()),
         )
         self.thinking.prepare(call, project)
+        if asked.api is Api.MESSAGES and self._foreign:
+            translate(call)
         return call
 
     def request(self, call: Call, excluded: frozenset[str] = frozenset()) -> RouteRequest:
@@ -166,7 +175,10 @@ class Proxy:
             objective=model.objective,
             complete_within_s=max(0.001, call.deadline_s - self._clock.boot_s()),
             required_success=model.required_success,
-            excluded=self._mute[asked.api] | self._continuity.others(asked, self.lines) | excluded,
+            excluded=(self._foreign if call.untranslatable is not None else frozenset())
+            | self._mute[asked.api]
+            | self._continuity.others(asked, self.lines)
+            | excluded,
         )
 
     def now_s(self) -> float:
@@ -310,6 +322,8 @@ class Proxy:
             return await self._admit(call, excluded)
         except ToldError as told:
             if not failures:
+                if call.untranslatable is not None:
+                    raise ToldError(call.untranslatable) from told
                 raise
             hint_s = failures[-1].retry_after_s
             raise ToldError(error_of(failures), told.retry_after_s if hint_s is None else hint_s) from told
@@ -431,6 +445,8 @@ def error_of(failures: Sequence[Failure]) -> DsecError:
     if last.kind is FailureKind.DENIED:
         # What it says may show a part of the gateway's own key.
         return BackendFailedError(f"the model service does not accept the gateway's key {tried}")
+    if last.kind in (FailureKind.REFUSED, FailureKind.TOO_LONG):
+        return InvalidRequestError(f"the model service refused the call: {last.brief}")
     kinds = {
         FailureKind.LIMITED: RateLimitedError,
         FailureKind.OVERLOADED: GatewayBusyError,

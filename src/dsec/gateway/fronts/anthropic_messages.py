@@ -136,9 +136,9 @@ class MessagesWatcher:
         self.seen = Observation()
         self._open_block: int | None = None
 
-    def event(self, name: bytes, data: bytes) -> bool:
+    def event(self, name: bytes, data: bytes, raw: bytes) -> bytes:
         if not data:
-            return True
+            return raw
         try:
             event = _event.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -161,9 +161,9 @@ class MessagesWatcher:
             seen.finished = True
         elif event.type == "error":
             seen.complaint = complaint_of(event.error)
-        return True
+        return raw
 
-    def whole(self, body: bytes) -> None:
+    def whole(self, body: bytes) -> bytes:
         try:
             message = _message.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -177,6 +177,10 @@ class MessagesWatcher:
             self.seen.complaint = complaint_of(message.error)
         self.seen.finished = True
         self.seen.stopped_by_length = message.stop_reason == "max_tokens"
+        return body
+
+    def finish(self) -> bytes:
+        return b""
 
     def cut(self) -> bytes:
         """Say that a limit of length ended the answer."""

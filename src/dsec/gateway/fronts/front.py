@@ -21,19 +21,22 @@ class Watcher(Protocol):
 
     seen: Observation
 
-    def event(self, name: bytes, data: bytes) -> bool:
-        """Take an event of a stream; return whether the caller gets it.
+    def event(self, name: bytes, data: bytes, raw: bytes) -> bytes:
+        """Take an event of a stream; return what of it the caller gets: `raw`, as it came, or nothing.
 
         Raises:
             AttemptFailedError: it cannot be understood.
         """
 
-    def whole(self, body: bytes) -> None:
-        """Take an answer that came as a whole.
+    def whole(self, body: bytes) -> bytes:
+        """Take an answer that came as a whole; return what the caller gets.
 
         Raises:
             AttemptFailedError: it cannot be understood.
         """
+
+    def finish(self) -> bytes:
+        """Return what the caller still has to hear when a stream ended."""
 
     def cut(self) -> bytes:
         """Return the events that end the stream as if a limit of length had."""

@@ -171,21 +171,25 @@ class ChatWatcher:
         self._wants_usage = asked.wants_usage
         self._last = b""
 
-    def event(self, name: bytes, data: bytes) -> bool:
+    def event(self, name: bytes, data: bytes, raw: bytes) -> bytes:
         if not data:
-            return True
+            return raw
         if data == b"[DONE]":
             self.seen.finished = True
-            return True
+            return raw
         chunk = self._read(data)
         self._last = data
-        return bool(chunk.choices) or self._wants_usage or chunk.usage is None
+        return raw if chunk.choices or self._wants_usage or chunk.usage is None else b""
 
-    def whole(self, body: bytes) -> None:
+    def whole(self, body: bytes) -> bytes:
         chunk = self._read(body)
         if not chunk.choices and self.seen.complaint is None:
             raise broken("the answer has no choices")
         self.seen.finished = True
+        return body
+
+    def finish(self) -> bytes:
+        return b""
 
     def cut(self) -> bytes:
         """Say that a limit of length ended the answer, in a chunk like the last one that came."""

@@ -126,9 +126,9 @@ class ResponsesWatcher:
         self._began: bytes | msgspec.Raw = b""
         self._sequence = 0
 
-    def event(self, name: bytes, data: bytes) -> bool:
+    def event(self, name: bytes, data: bytes, raw: bytes) -> bytes:
         if not data or data == b"[DONE]":
-            return True
+            return raw
         try:
             event = _event.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -147,15 +147,19 @@ class ResponsesWatcher:
             self._learn(_read_response(event.response), ended=event.type in _ENDS)
         elif event.type == "error":
             seen.complaint = complaint_of(event.error or {"message": event.message})
-        return True
+        return raw
 
-    def whole(self, body: bytes) -> None:
+    def whole(self, body: bytes) -> bytes:
         response = _read_response(body)
         if response.output is None and response.error is None and response.status is None:
             raise broken("the answer has no output")
         self._learn(response, ended=True)
         for item in response.output or ():
             _count_item(self.seen, item)
+        return body
+
+    def finish(self) -> bytes:
+        return b""
 
     def cut(self) -> bytes:
         """Say that a limit of length ended the answer."""
