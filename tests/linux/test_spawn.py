@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -72,6 +73,23 @@ def test_nothing_is_left_open_here_and_errors_are_told() -> None:
         with pytest.raises(FileNotFoundError):
             spawn(Program(path="/bin/no-such", arguments=["x"], environment={}, descriptors={0: max(_descriptors())}))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.usefixtures("held")
+def test_a_program_that_cannot_be_asked_for_keeps_nobody_else_from_theirs() -> None:
+    with pytest.raises(ValueError, match="null"):
+        spawn(Program(path="/bin/sh\0", arguments=["x"], environment={}, descriptors={0: max(_descriptors())}))
+    assert run("echo still").strip() == b"still"
+
+
+@pytest.mark.usefixtures("held")
+def test_a_forked_child_starts_programs_too() -> None:
+    run("true")
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # A child that hangs ends by it.
+        os._exit(0 if run("echo said") == b"said\n" else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def _descriptors() -> list[int]:

@@ -81,13 +81,18 @@ def _spawn(program: Program, fetch: Callable[[int], int]) -> int:
         )
 
 
-_Answer = int | OSError
+_Answer = int | Exception
 
 
 class _ThreadApart:
-    """A thread with a descriptor table of its own, which starts programs for all others."""
+    """A thread with a descriptor table of its own, which starts programs for all others.
+
+    Attributes:
+        process: whose thread it is; a forked child has none of its parent's.
+    """
 
     def __init__(self) -> None:
+        self.process = os.getpid()
         self._requests: queue.SimpleQueue[tuple[Program, queue.SimpleQueue[_Answer]]] = queue.SimpleQueue()
         ready: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
         threading.Thread(target=self._serve, args=(ready,), name="spawn", daemon=True).start()
@@ -98,7 +103,7 @@ class _ThreadApart:
         answer: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
         self._requests.put((program, answer))
         result = answer.get()
-        if isinstance(result, OSError):
+        if isinstance(result, Exception):
             raise result
         return result
 
@@ -116,7 +121,7 @@ class _ThreadApart:
             program, answer = self._requests.get()
             try:
                 answer.put(_spawn(program, lambda descriptor: _fetch(shared, descriptor)))
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - a thread that ended would leave all who ask later waiting.
                 answer.put(error)
 
 
@@ -140,7 +145,7 @@ class _OnDemand:
     def get(self) -> _ThreadApart | None:
         """Return it; None on a host that refuses one of its system calls."""
         with self._lock:
-            if self._thread is None and not self._is_refused:
+            if (self._thread is None or self._thread.process != os.getpid()) and not self._is_refused:
                 try:
                     self._thread = _ThreadApart()
                 except OSError:
