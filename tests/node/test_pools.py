@@ -538,6 +538,27 @@ async def test_a_host_under_pressure_refuses_with_measure_threshold_and_hysteres
         await node.remove(info.sandbox_id)
 
 
+async def test_a_refusal_that_comes_through_a_pool_says_as_much_as_one_that_does_not(
+    host: MemoryHost, node: Node
+) -> None:
+    await filled(node, PoolChange(floor=0, spreads=0.0))
+    host.host.shares = {"memory_full": 0.5}
+    host.clock.advance(1.0)
+    told = []
+    for spec in (SandboxSpec(resources=Resources(open_files=99)), SPEC):
+        with pytest.raises(HostOutOfMemoryError) as caught:
+            await node.create(spec)
+        told.append((caught.value.resolution, caught.value.retry_after_s))
+        assert "the threshold is" in caught.value.detail
+    assert told[0] == told[1]
+    assert "ask again in 10 s" in told[1][0]
+
+
+async def test_a_time_that_is_no_number_is_refused(node: Node) -> None:
+    with pytest.raises(InvalidRequestError, match="since_s is nan"):
+        await node.pools.events(since_s=float("nan"))
+
+
 async def test_a_task_that_creates_and_drops_all_the_time_does_not_starve_another(node: Node) -> None:
     await filled(node, PoolChange(floor=1, maximum=1, spreads=0.0))
     order: list[str] = []

@@ -148,3 +148,10 @@ def test_percentiles_are_values_that_were_seen() -> None:
     assert percentile([], 0.99) is None
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([1.0], 0.99) == 1.0
+
+
+def test_a_full_host_is_not_told_to_keep_more_ready() -> None:
+    drained = reading(100.5, ready=0, level=20, waiting=9, arrival_rate_per_s=10.0, supply_rate_per_s=2.0)
+    refused = event(100.2, EventKind.REFUSED, text="the host has 1 B of memory left, the node keeps 256 MiB free")
+    diagnosis, _ = found([*asked(100.0, 3.0), drained, refused])
+    assert diagnosis.suggestions == ("the host is full: stop sandboxes or use another node",)

@@ -55,12 +55,15 @@ class Refuse(PoolAction, frozen=True):
         code: of the error to raise.
         reason: why, with the numbers.
         retry_after_s: when asking again may help; None: as the error's own code says.
+        detail, resolution: of the failure that is the reason; empty without one.
     """
 
     task: str
     code: str
     reason: str
     retry_after_s: float | None = None
+    detail: str = ""
+    resolution: str = ""
 
 
 class Trouble(enum.Enum):

@@ -215,7 +215,9 @@ class _Seen:
             needed = math.ceil((worst.arrival_rate_per_s or 0.0) * (worst.hold_time_s or 0.0))
             yield f"raise the pool's maximum to {needed + (worst.level or 0)}, or let fewer tasks begin at once"
         elif worst is not None and wrong.keys() & {"ready", "arrival rate"}:
-            yield self._more_ready(worst)
+            if "admission" not in wrong:
+                # A full host takes no more ready ones either.
+                yield self._more_ready(worst)
         elif worst is None and self._long():
             yield "keep sandboxes ready: dsec pool set IMAGE"
         if "image load, p99" in wrong:

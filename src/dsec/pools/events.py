@@ -41,10 +41,14 @@ class CreationFailed(PoolEvent, frozen=True):
     Attributes:
         brief: why.
         code: of the error.
+        detail, resolution, retry_after_s: as the error has them.
     """
 
     brief: str
     code: str = "platform_error"
+    detail: str = ""
+    resolution: str = ""
+    retry_after_s: float | None = None
 
 
 class Returned(PoolEvent, frozen=True):

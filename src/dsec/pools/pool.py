@@ -211,7 +211,11 @@ class Pool:
         if self._waiting and (self._failures_in_a_row > 1 or not code_may_be_repeated(event.code)):
             task, _ = self._waiting.next()
             self._refusals += 1
-            out.append(Refuse(task, event.code, event.brief))
+            out.append(
+                Refuse(
+                    task, event.code, event.brief, event.retry_after_s, detail=event.detail, resolution=event.resolution
+                )
+            )
 
     def _gone(self, sandbox: str) -> None:
         self._leaving.discard(sandbox)

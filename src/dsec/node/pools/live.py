@@ -243,7 +243,8 @@ class LivePool:
     def _refuse(self, action: actions.Refuse) -> None:
         waiter = self._waiters[action.task]
         again = "" if action.retry_after_s is None else f"ask again in {action.retry_after_s:.0f} s"
-        waiter.error = error_from_code(action.code, action.reason, resolution=again)
+        resolution = action.resolution or again
+        waiter.error = error_from_code(action.code, action.reason, detail=action.detail, resolution=resolution)
         waiter.error.retry_after_s = action.retry_after_s
         waiter.told.set()
 
@@ -258,7 +259,9 @@ class LivePool:
             outcome = events.Created(await self._fresh())
         except DsecError as error:
             self._recorder.add(EventKind.CREATION_FAILED, pool=self.pool_id, text=f"{error.code}: {error.brief}")
-            outcome = events.CreationFailed(error.brief, error.code)
+            outcome = events.CreationFailed(
+                error.brief, error.code, error.detail, error.resolution, retry_after_s=error.retry_after_s
+            )
         finally:
             self.tell(outcome)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ import anyio
 import msgspec
 import structlog
 
-from dsec.base.errors import DsecError, NotFoundError
+from dsec.base.errors import DsecError, InvalidRequestError, NotFoundError
 from dsec.images.port import MountedImage
 from dsec.model.capability import Capability
 from dsec.model.event import EventKind, NodeEvent
@@ -201,6 +202,8 @@ class Pools:
 
     async def events(self, *, since_s: float = 0.0, task: str = "") -> Sequence[NodeEvent]:
         """Return what the node remembers of its creations and pools."""
+        if not math.isfinite(since_s):
+            raise InvalidRequestError(f"since_s is {since_s}; it must be seconds since 1970")
         return self._core.recorder.events(since_s=since_s, task=task)
 
 
