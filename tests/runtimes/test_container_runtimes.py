@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 from dsec.base.errors import CapabilityMissingError
+from dsec.runtimes.container.runtime import RUN_DIRECTORY
 from dsec.runtimes.port import Instance, Runtime
 from dsec.testing.isolation_suite import IsolationSuite
 from dsec.testing.opened_runtime import opened_runtime
@@ -32,6 +33,17 @@ class TestCrun(RuntimeSuite, IsolationSuite):
     async def runtime(self, node_id: str) -> AsyncIterator[Runtime]:
         async with opened_runtime("crun", node_id) as runtime:
             yield runtime
+
+    async def test_what_a_background_command_was_told_is_no_other_users_of_the_host(
+        self, instance: Instance, commands: Commands, node_id: str
+    ) -> None:
+        """The documents of commands hold their environment, and everybody may pass through the run directory."""
+        process = await instance.spawn(commands.run("sleep", "1000", durable=True, env={"TOKEN": "secret"}))
+        (document,) = (RUN_DIRECTORY / node_id / instance.instance_id).rglob("process.json")
+        assert b"secret" in document.read_bytes()
+        assert document.parent.stat().st_mode & 0o077 == 0
+        await process.kill()
+        await process.close()
 
 
 @needs("runc")

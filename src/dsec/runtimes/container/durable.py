@@ -159,7 +159,7 @@ class DurableProcess(ProcessBase):
                 "a background process has no terminal", resolution="start it without one, or run it in the foreground"
             )
         directory = paths.process(request.process_id)
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, mode=0o700)  # It tells the environment of the command.
         for name in (*_FIFOS, "input") if request.hold_stdin else _FIFOS:
             os.mkfifo(directory / name, 0o600)
         (directory / "process.json").write_bytes(document)
