@@ -71,6 +71,10 @@ async def test_kill_9_leaves_every_attempt_that_was_sent_in_the_ledger(
     async with open_proxy(read_config(file), tmp_path) as proxy:
         account = proxy.accounts.all()["project", "open"]
         assert (account.calls, account.usd) == (6, pytest.approx(spent.usd))
+    size = sum(path.stat().st_size for path in (tmp_path / "state").glob("ledger-*"))
+    async with open_proxy(read_config(file), tmp_path):
+        pass
+    assert sum(path.stat().st_size for path in (tmp_path / "state").glob("ledger-*")) == size  # Ends are written once.
     again = list(read_attempts(tmp_path / "state"))
     assert [attempt.ended.outcome for attempt in again] == [attempt.ended.outcome for attempt in found]
     assert total_spending(again).usd == pytest.approx(spent.usd)

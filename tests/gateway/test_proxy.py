@@ -204,6 +204,12 @@ async def test_an_unknown_model_is_told_with_those_that_there_are(open_gateway: 
     assert "ask for one of: m" in answer.json()["error"]["message"]
 
 
+async def test_a_group_that_a_model_stands_for_is_reached_through_it_alone(open_gateway: Any) -> None:
+    gateway = await open_gateway(first='group = "a"', second='group = "b"', model='groups = ["a"]')
+    assert [one["id"] for one in (await gateway.http.get("/v1/models")).json()["data"]] == ["b", "m"]
+    assert (await gateway.chat(model="a")).status_code == 404
+
+
 async def test_a_protocol_that_no_backend_of_the_model_speaks_is_an_error(open_gateway: Any, backends: Any) -> None:
     gateway = await open_gateway()
     answer = await gateway.http.post("/v1/responses", json={"model": "m", "input": "hi"})

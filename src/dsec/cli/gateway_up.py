@@ -83,7 +83,7 @@ def gateway_up(
 
     async def run() -> None:
         async with serve(config, config_file.absolute().parent) as serving:
-            where = {"url": serving.url, "models": ", ".join(serving.proxy.router.models), "pid": str(os.getpid())}
+            where = {"url": serving.url, "models": ", ".join(serving.proxy.models), "pid": str(os.getpid())}
             if as_json:
                 print_json_line(where)
             else:

@@ -18,7 +18,7 @@ from dsec.gateway.http_upstream import open_session, read_secret
 from dsec.gateway.key_ring import KeyRing
 from dsec.gateway.keys import KEYS_FILE
 from dsec.gateway.ledger import Ledger, pair_attempts, read_records
-from dsec.gateway.ledger_record import Attempt, Outcome
+from dsec.gateway.ledger_record import Attempt, Began, unknown_end
 from dsec.gateway.line import Line, declared
 from dsec.gateway.proxy import Proxy
 from dsec.gateway.recording import Recorder
@@ -165,10 +165,13 @@ def _line(service: Service, upstream: Upstream, weights: Mapping[str, float], ta
 
 def _take_up(ledger: Ledger, state: Path, accounts: Accounts, thinking: ThinkingAllowance) -> None:
     """Book what was spent before, and write an end for what the gateway before this one left open."""
-    for attempt in list(pair_attempts(read_records(state))):
+    left_open: dict[str, Began] = {}
+    for attempt in pair_attempts(read_records(state), open_too=False, left_open=left_open):
         _book(attempt, accounts, thinking)
-        if attempt.ended.outcome is Outcome.UNKNOWN:
-            ledger.write(attempt.ended)
+    for began in left_open.values():
+        attempt = Attempt(began=began, ended=unknown_end(began))
+        ledger.write(attempt.ended)
+        _book(attempt, accounts, thinking)
 
 
 def _book(attempt: Attempt, accounts: Accounts, thinking: ThinkingAllowance) -> None:

@@ -203,9 +203,17 @@ def read_attempts(directory: Path) -> Iterator[Attempt]:
     yield from pair_attempts(read_records(directory), open_too=not held)
 
 
-def pair_attempts(records: Iterable[AnyRecord], *, open_too: bool = True) -> Iterator[Attempt]:
-    """Yield attempts from records in order; with `open_too` those that never ended last, as of unknown outcome."""
-    open_: dict[str, Began] = {}
+def pair_attempts(
+    records: Iterable[AnyRecord], *, open_too: bool = True, left_open: dict[str, Began] | None = None
+) -> Iterator[Attempt]:
+    """Yield attempts from records in order.
+
+    Args:
+        records: of a ledger.
+        open_too: yield those that never ended last, as of unknown outcome.
+        left_open: takes those that never ended, by id.
+    """
+    open_ = {} if left_open is None else left_open
     for record in records:
         if isinstance(record, Began):
             open_[record.attempt] = record

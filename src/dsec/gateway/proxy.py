@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Protocol
 
 import structlog
@@ -23,6 +24,7 @@ from dsec.base.errors import (
     GatewayBusyError,
     InvalidRequestError,
     InvalidStateError,
+    NotFoundError,
     RateLimitedError,
 )
 from dsec.base.ids import RandomBytes, new_id
@@ -39,7 +41,7 @@ from dsec.gateway.fronts.front import Front
 from dsec.gateway.hedging import Race
 from dsec.gateway.json_object import read_object
 from dsec.gateway.key_ring import KeyRing
-from dsec.gateway.keys import check_scope
+from dsec.gateway.keys import Key, check_scope
 from dsec.gateway.ledger import Ledger
 from dsec.gateway.ledger_record import Cut, Outcome
 from dsec.gateway.line import Line
@@ -102,6 +104,7 @@ class Proxy:
         self.keys = keys
         self.accounts = accounts
         self.thinking = thinking
+        self.models = callable_models(config, router.models)
         self.under_way: dict[str, Call] = {}
         self._clock = clock
         self._random_bytes = random_bytes
@@ -131,6 +134,7 @@ class Proxy:
         key = self.keys.find(sent_key(headers))
         asked = front.ask(read_object(body))
         check_scope(key, asked.model)
+        self._check_model(key, asked.model)
         wishes = read_wishes(headers)
         model = self.config.model(asked.model)
         now_s = self._clock.boot_s()
@@ -157,6 +161,15 @@ class Proxy:
         if asked.api is Api.MESSAGES and self._foreign:
             translate(call)
         return call
+
+    def _check_model(self, key: Key, model: str) -> None:
+        if model not in self.models:
+            known = [name for name in self.models if key.allows(name)]
+            near = get_close_matches(model, known, n=3, cutoff=0.4)
+            raise NotFoundError(
+                f"the model {model!r} is not served here",
+                resolution=f"ask for one of: {', '.join([*near, *(name for name in known if name not in near)])}",
+            )
 
     def request(self, call: Call, excluded: frozenset[str] = frozenset()) -> RouteRequest:
         """Return what routing needs to know of a call."""
@@ -427,6 +440,15 @@ class _ended_on_error:  # noqa: N801 - It reads as a word.
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is not None:
             self._attempt.end(Outcome.CANCELLED)
+
+
+def callable_models(config: GatewayConfig, routes: Sequence[str]) -> tuple[str, ...]:
+    """Return what callers may ask for: the models of the configuration, and groups that none of them stands for.
+
+    A group that a model stands for is reached through it alone, so that the model's budgets and limits hold.
+    """
+    covered = {group for name in config.models for group in config.groups(name)}
+    return tuple(name for name in routes if name in config.models or name not in covered)
 
 
 def sent_key(headers: Mapping[str, str]) -> str | None:

@@ -166,7 +166,7 @@ class Handler:
             return {"status": "ok"}
         key = self._proxy.keys.find(sent_key(request.headers))
         if path == "/v1/models" and method == "GET":
-            return models_page([name for name in self._proxy.router.models if key.allows(name)], self._started_s)
+            return models_page([name for name in self._proxy.models if key.allows(name)], self._started_s)
         if path.startswith("/v1/models/") and method == "GET":
             return self._model(path.removeprefix("/v1/models/"), key.allows)
         if path.startswith(EXPLAIN_PREFIX) and method == "POST":
@@ -181,8 +181,8 @@ class Handler:
         )
 
     def _model(self, name: str, allows: Any) -> dict[str, object]:
-        if name not in self._proxy.router.models or not allows(name):
-            known = ", ".join(one for one in self._proxy.router.models if allows(one))
+        if name not in self._proxy.models or not allows(name):
+            known = ", ".join(one for one in self._proxy.models if allows(one))
             raise NotFoundError(f"no backend serves the model {name[:200]!r}", resolution=f"ask for one of: {known}")
         return model_entry(name, self._started_s)
 
