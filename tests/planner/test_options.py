@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -156,3 +157,26 @@ price = "8.64 USD/GPU/h"
     rate = float(line.split("cost the same at ")[1].split()[0])
     assert rate * 720 * 3600 == pytest.approx(2.414e6, rel=1e-3)
     assert "used.rebuilt is cheaper below, reserved.rebuilt above" in line
+
+
+def test_a_load_that_one_of_two_ways_could_not_work_off_is_no_break_even(make_workload: Make) -> None:
+    """12 replicas of 16 calls work off 10.67 tasks/s; dear tokens cost as much at 4.25 tasks/s, cheap ones at 17."""
+
+    def lines(price: str) -> list[str]:
+        tokens = f'[service.api]\nbilling = "tokens"\nprices = {{ output = "{price}" }}\n[service.fast]'
+        reserved = ('billing = "used"', 'billing = "reserved"')
+        found = decide(make_workload(("[service.fast]", tokens), reserved, ("count = 1", "count = 40"))).break_evens
+        return [line for line in found if "tasks/s" in line]
+
+    assert lines("5 USD/Mtoken") == []
+    assert [line.partition(" with")[0] for line in lines("20 USD/Mtoken")] == [
+        "fast.rebuilt and api.rebuilt cost the same at 4.25 tasks/s"
+    ]
+
+
+def test_the_front_leaves_out_what_is_faster_by_nothing(make_workload: Make) -> None:
+    changes = (('pattern = "uniform"', 'pattern = "poisson"'), ("replicas = 12", 'replicas = "12..40"'))
+    reserved = ('billing = "used"', 'billing = "reserved"')
+    found = decide(make_workload(*changes, reserved, ('share_in_time = "95 %"', 'share_in_time = "50 %"'))).front
+    times = [item.completion_s for item in found]
+    assert all(later < earlier * (1 - 1e-5) for earlier, later in itertools.pairwise(times))

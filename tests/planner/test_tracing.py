@@ -62,3 +62,12 @@ def test_an_explanation_ends_at_the_lines_of_the_file(workload_text: Callable[..
 def test_a_figure_of_any_combination_is_made_when_it_is_asked_for(workload_text: Callable[..., str]) -> None:
     plan = make_plan(workload_text(("replicas = 12", 'replicas = "10..400"')), name="w.toml")
     assert plan.figure("fast.rebuilt.units399.slots_load").value == pytest.approx(180 / (399 * 16))
+
+
+def test_the_load_of_a_service_paid_by_tokens_is_that_of_its_limit(workload_text: Callable[..., str]) -> None:
+    tokens = 'billing = "tokens"\nprices = { output = "1 USD/Mtoken" }\nlimits = { concurrency = 400 }'
+    text = workload_text(('billing = "used"', tokens), ("replicas = 12\n", ""), ("sessions = 16\n", ""))
+    load = make_plan(text, name="w.toml").figure("fast.rebuilt.slots_load")
+    assert load.value == pytest.approx(180 / 400) == _again(load)
+    free = make_plan(text.replace("limits = { concurrency = 400 }", ""), name="w.toml")
+    assert "fast.rebuilt.slots_load" not in free.figures

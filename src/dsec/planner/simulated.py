@@ -211,7 +211,9 @@ def _rows(workload: Workload, row: Row, table: Table, shown: Combination, result
     why = _why(workload, table)
     yield _compare("mean time of a task", "s", shown.completion_s, figures["task_s"].mean, why)
     yield _compare("mean wait of a task", "s", shown.wait_s, wait_s, why, against=path_s)
-    yield _compare("mean memory", "GiB", shown.memory_mean_gib, levels["memory_bytes"].mean / GIB, _memory_why(table))
+    yield _compare(
+        "mean memory", "GiB", shown.memory_mean_gib, levels["memory_bytes"].mean / GIB, _memory_why(why, table)
+    )
     cores = levels["tool_cores"].mean + result.counts["prepare_cores"]
     yield _compare("mean cores", "CPU", shown.cores_mean, cores, why)
     yield _compare("mean model calls in progress", "", shown.slots_mean, levels["model_calls"].mean, why)
@@ -244,9 +246,9 @@ def _why(workload: Workload, table: Table) -> str:
     return "evenly spaced tasks of variable length meet as if they came at random; the formula takes gaps as even"
 
 
-def _memory_why(table: Table) -> str:
-    waits = float(table.wait_s[0]) > 0
-    return "tasks keep their memory while they wait, which the mean without queues leaves out" if waits else ""
+def _memory_why(why: str, table: Table) -> str:
+    """What tasks hold while they wait is counted, so that memory is off for the reason for which waits are."""
+    return why if float(table.wait_s[0]) > 0 else ""
 
 
 def _assumptions(workload: Workload, row: Row, table: Table) -> Iterator[str]:

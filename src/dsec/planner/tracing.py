@@ -7,6 +7,7 @@ recomputes each from its inputs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -325,15 +326,21 @@ def _load_figures(
     host, service = workload.hosts[combination.host], workload.services[combination.service]
     hosts = count("hosts", combination.hosts, host.count.place)
     units = count("units", combination.units, service.replicas.place)
-    sessions = count("sessions", combination.sessions, service.sessions.place)
-    for name, resource, need, inputs in (
-        ("cores_load", "cores", "cores_mean", {"hosts": hosts, "cpus": host.cpus}),
-        ("memory_load", "memory", "memory_peak", {"hosts": hosts, "memory": host.memory}),
-        ("slots_load", "model slots", "slots_mean", {"units": units, "sessions": sessions}),
+    slots = {"units": units, "sessions": count("sessions", combination.sessions, service.sessions.place)}
+    if service.billing is Billing.TOKENS:
+        # Such a service serves as many calls as its limit says, or any number: then it has no load.
+        slots = (
+            {"units": units, "concurrency": service.limits["concurrency"]} if "concurrency" in service.limits else {}
+        )
+    for name, need, inputs in (
+        ("cores_load", "cores_mean", {"hosts": hosts, "cpus": host.cpus}),
+        ("memory_load", "memory_peak", {"hosts": hosts, "memory": host.memory}),
+        ("slots_load", "slots_mean", slots),
     ):
-        capacity = float(table.capacities[resource][0])
+        if not inputs:
+            continue
         formula = f"{need} / ({' * '.join(inputs)})"
-        load = float(table.demands[resource][0]) / capacity
+        load = needs[need].value / math.prod(item.value for item in inputs.values())
         yield names.make(name, load, PURE, formula, {need: needs[need], **inputs}, "the chapter, example 11-1", "%")
     sustained = float(table.sustained_per_s[0])
     if sustained != float("inf"):
