@@ -110,7 +110,7 @@ class Model(Value, frozen=True):
         groups: model groups whose backends may answer; none: the group of the same name.
         attempts: at most, for one call, all before the first byte of its answer.
         queue_timeout_s: a call waits for a slot at most so long.
-        first_byte_timeout_s: an answer has to begin by then.
+        first_byte_timeout_s: an answer has to begin by then; one that is no stream has to be here as a whole.
         stall_timeout_s: longest silence within a stream.
         deadline_s: longest whole call; a caller may ask for less.
         hedge_after_s: send a second attempt to another backend when the first is silent for so long; none: never.
@@ -125,7 +125,7 @@ class Model(Value, frozen=True):
     groups: tuple[str, ...] = ()
     attempts: int = 3
     queue_timeout_s: float = 120.0
-    first_byte_timeout_s: float = 300.0
+    first_byte_timeout_s: float = 600.0
     stall_timeout_s: float = 120.0
     deadline_s: float = 1 * _HOUR_S
     hedge_after_s: float | None = None
