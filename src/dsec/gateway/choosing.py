@@ -41,9 +41,9 @@ class Chooser:
         self._router = router
         self._clock = clock
         self._waiting = 0
+        most = config.gateway.explained_candidates
         self._explains = {
-            name: sum(line.service.group in config.groups(name) for line in lines.values())
-            <= config.gateway.explained_candidates
+            name: 1 < sum(line.service.group in config.groups(name) for line in lines.values()) <= most
             for name in router.models
         }
 
