@@ -67,6 +67,14 @@ def _parameters(benchmark: Benchmark) -> list[click.Parameter]:
     if benchmark.counts:
         count = click.IntRange(min=1)
         parameters.append(click.Option(["--count"], type=count, help=f"How many {benchmark.counts}.  [all]"))
+    if benchmark.installs:
+        parameters.append(
+            click.Option(
+                ["--install-reference"],
+                is_flag=True,
+                help=f"Install {benchmark.installs}, in an environment of its own, if it is not there.",
+            )
+        )
     if benchmark.sizes:
         parameters.append(
             click.Option(["--size", "size"], default="1GiB", show_default=True, help="The largest amount of data.")
@@ -88,7 +96,9 @@ def _sandbox_parameters() -> list[click.Parameter]:
     ]
 
 
-def run_pure(benchmark: Benchmark, *, samples: int, count: int | None = None) -> Report:
+def run_pure(
+    benchmark: Benchmark, *, samples: int, count: int | None = None, install_reference: bool = False
+) -> Report:
     """Run a benchmark that needs no sandboxes."""
     import anyio
 
@@ -98,7 +108,7 @@ def run_pure(benchmark: Benchmark, *, samples: int, count: int | None = None) ->
 
     progress = Progress()
     _warn_of_disturbance(progress)
-    options = BenchOptions(samples=samples, count=count)
+    options = BenchOptions(samples=samples, count=count, install_reference=install_reference)
 
     async def measure() -> Report:
         return await benchmark.load()(PureContext(options=options, progress=progress, host=describe_host()))

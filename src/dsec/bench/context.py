@@ -25,12 +25,14 @@ class BenchOptions:
         count: sandboxes (density) or tasks (rollout); None: the benchmark's own number.
         size_bytes: the largest file or amount written.
         without_docker: leave Docker Engine out.
+        install_reference: install what is measured beside DSec, if it is not there.
     """
 
     samples: int = 100
     count: int | None = None
     size_bytes: int = 1 * GIB
     without_docker: bool = False
+    install_reference: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ class Benchmark:
         counts: what ``--count`` counts; empty: nothing.
         sizes: whether ``--size`` means something.
         pure: whether it needs no sandboxes: no image, no directory, no node.
+        installs: the reference that ``--install-reference`` installs; empty: none.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Benchmark:
     counts: str = ""
     sizes: bool = False
     pure: bool = False
+    installs: str = ""
 
     def load(self) -> Measure:
         module, _, function = self.where.partition(":")
@@ -130,5 +132,14 @@ BENCHMARKS = (
         "Time to the first token when calls are routed, beside round-robin (simulated); decisions over 64 backends.",
         samples=3,
         pure=True,
+    ),
+    Benchmark(
+        "gateway",
+        "dsec.bench.gateway:bench_gateway",
+        "What the model gateway adds to calls and streams, calls a second, memory of streams; beside LiteLLM's proxy.",
+        samples=500,
+        counts="open streams",
+        pure=True,
+        installs="LiteLLM's proxy",
     ),
 )
