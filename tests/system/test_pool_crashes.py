@@ -34,6 +34,8 @@ CLIENTS = 3
 EVERY = SandboxFilter(states=tuple(SandboxState))
 PATIENCE_S = 30.0
 LEAST_SERVED = 5
+MOST_KEPT = 2
+"""Fewer than the pool's maximum without those that the clients have at once, or all would wait for nobody."""
 LOOK = "hostname; ls /tmp; echo x > /tmp/mine-$(hostname)"
 
 
@@ -45,7 +47,7 @@ class Tasks:
         self.chance = random.Random(seed)
         self.held: set[str] = set()
         self.unknown: set[str] = set()
-        self.served = self.lives = self.made = 0
+        self.served = self.lives = self.made = self.kept = 0
 
     def new_name(self) -> str:
         self.made += 1
@@ -53,6 +55,7 @@ class Tasks:
 
     async def live(self) -> None:
         self.lives += 1
+        self.kept = 0
         assert self.node.start(die_after_lines=int(10 ** self.chance.uniform(2, 4.8)))
         await self.look()
         async with self.node.service() as service:
@@ -83,7 +86,9 @@ class Tasks:
         seen = await service.run(name, CommandRequest(argv=("sh", "-c", LOOK)))
         assert seen.stdout.decode().split() == [name], f"{name} sees {seen.stdout!r} {seen.stderr!r}"
         self.served += 1
-        if self.chance.random() < 0.7:
+        if self.kept < MOST_KEPT and self.chance.random() < 0.3:
+            self.kept += 1
+        else:
             self.held.discard(name)
             self.unknown.add(name)
             await service.remove(name)

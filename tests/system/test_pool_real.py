@@ -53,13 +53,15 @@ async def nothing_left(state_dir: Path) -> None:
 
 async def reading(node: Node, *, ready: int = 1) -> PoolStatistics:
     """Wait until nothing is in flight and so many stand ready."""
-    with anyio.fail_after(PATIENCE_S):
-        while True:
-            (info,) = await node.pools.list_pools()
-            now = info.statistics
-            if now.ready >= ready and not (now.creating or now.recycling or now.recycle_queue or now.leaving):
-                return now
-            await anyio.sleep(0.01)
+    ends_at = anyio.current_time() + PATIENCE_S
+    while True:
+        (info,) = await node.pools.list_pools()
+        now = info.statistics
+        if now.ready >= ready and not (now.creating or now.recycling or now.recycle_queue or now.leaving):
+            return now
+        if anyio.current_time() > ends_at:
+            raise AssertionError(f"{now}; {[event for event in await node.pools.events() if not event.reading]}")
+        await anyio.sleep(0.01)
 
 
 async def shell(node: Node, sandbox_id: str, script: str) -> str:
