@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from dsec.linux.processes import shares_our_pids
 from dsec.model.process import Stream
 from dsec.runtimes.container.command import find_program
 from dsec.runtimes.container.paths import InstancePaths
@@ -250,3 +251,38 @@ async def test_durable_command_whose_pid_passed_to_somebody_else_has_ended(
     assert (await collect(process))[2].signal == signal.SIGKILL
     assert bystander.poll() is None
     await instance.terminate()
+
+
+async def test_a_guest_that_poses_as_the_shell_of_a_durable_command_is_not_believed(
+    runtime: ContainerRuntime, plan: Plan, node_id: str
+) -> None:
+    """Its descriptors would be opened again with the rights of the host's root, who reads what the guest may not."""
+    plan.script = WAITS
+    run_until(plan, "started")
+    instance = await adopt(runtime)
+    directory = RUN_DIRECTORY / node_id / instance.instance_id / "processes" / PROCESS_ID
+
+    async def has_started() -> bool:
+        return (directory / "started").exists()
+
+    await until(has_started)
+    poser = await instance.spawn(command("", argv=("sh", "-c", "echo here; sleep 1000; :", str(directory))))
+    assert await poser.read() == (Stream.STDOUT, b"here\n")
+    shell = int((directory / "pid").read_text())
+    (guest,) = (pid for pid in _pids_told(directory) if not shares_our_pids(pid))
+    os.kill(shell, signal.SIGKILL)
+    (directory / "pid").write_text(str(guest))
+    process = await instance.reattach(PROCESS_ID)
+    assert process is not None
+    with anyio.fail_after(10):
+        assert (await collect(process))[2].signal == signal.SIGKILL
+    await instance.terminate()
+
+
+def _pids_told(directory: Path) -> list[int]:
+    """Return the processes that have a directory among their arguments."""
+    return [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if str(directory).encode() in path.read_bytes().split(b"\0")
+    ]

@@ -86,3 +86,12 @@ def start_boot_s(pid: int) -> float | None:
     """Return when a process started, in seconds of CLOCK_BOOTTIME; None when there is none, or only a zombie."""
     identity = ProcessIdentity.of(pid)
     return None if identity is None else identity.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def shares_our_pids(pid: int) -> bool:
+    """Whether a process is of our own PID namespace: none of a sandbox is, whatever it calls itself.
+
+    Raises:
+        OSError: there is none.
+    """
+    return os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino

@@ -37,7 +37,7 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError, RuntimeFailedError
-from dsec.linux.processes import start_boot_s
+from dsec.linux.processes import shares_our_pids, start_boot_s
 from dsec.model.process import ExitStatus, Stream, TerminalSize
 from dsec.runtimes.container.child import GATE_DESCRIPTOR, HostChild
 from dsec.runtimes.container.command import Pipes, RuntimeProgram
@@ -369,16 +369,27 @@ def _read_pid(path: Path) -> int:
 
 
 def _open_pidfd(directory: Path, name: str = "pid") -> int | None:
-    """Open the pidfd of a shell; None when the process of that pid is gone or is somebody else."""
+    """Open the pidfd of a shell; None when the process of that pid is gone or is somebody else.
+
+    A guest can take the pid of a shell that has ended and call itself as that did. It must not be believed: what it
+    holds as a descriptor would be opened with our rights.
+    """
     try:
         pid = _read_pid(directory / name)
         descriptor = os.pidfd_open(pid)
     except (ValueError, OSError):
         return None
-    if os.fsencode(directory) in _command_line(pid, descriptor).split(b"\0"):
+    if os.fsencode(directory) in _command_line(pid, descriptor).split(b"\0") and _is_outside(pid):
         return descriptor
     os.close(descriptor)
     return None
+
+
+def _is_outside(pid: int) -> bool:
+    try:
+        return shares_our_pids(pid)
+    except OSError:
+        return False  # It has ended.
 
 
 def _command_line(pid: int, pidfd: int) -> bytes:
