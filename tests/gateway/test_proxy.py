@@ -195,6 +195,15 @@ async def test_a_limit_everywhere_is_told_with_the_time_to_come_again(
     assert {attempt.ended.failure for attempt in gateway.attempts()} == {"limited"}
 
 
+async def test_a_minutes_limit_of_a_backend_is_kept_and_told(open_gateway: Any, backends: Any) -> None:
+    gateway = await open_gateway(only_first=True, first="requests_per_minute = 2", model='queue_timeout = "1s"')
+    assert [(await gateway.chat()).status_code for _ in range(3)] == [200, 200, 429]
+    answer = await gateway.chat()
+    assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 30 < int(answer.headers["retry-after"]) <= 62
+    assert len(backends[0].bodies) == 2
+
+
 async def test_an_unknown_model_is_told_with_those_that_there_are(open_gateway: Any) -> None:
     gateway = await open_gateway()
     answer = await gateway.http.post(

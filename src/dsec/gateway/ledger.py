@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from dsec.episode.frames import encode_frame, scan_frames
 from dsec.gateway.ledger_record import AnyRecord, Attempt, Began, Ended, Opened, unknown_end
 
 FORMAT_VERSION = 1
+_LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.01
 _NAME = "ledger-{:06d}.jsonl"
 _decoder = msgspec.json.Decoder(AnyRecord)
 _encoder = msgspec.json.Encoder()
@@ -133,13 +135,17 @@ class Ledger:
 
 def _hold(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise StateLockedError(
-            f"another gateway holds {path.parent}", resolution="stop it, or set another state_dir"
-        ) from error
+    for left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if not left:
+                os.close(descriptor)
+                raise StateLockedError(
+                    f"another gateway holds {path.parent}", resolution="stop it, or set another state_dir"
+                ) from error
+        time.sleep(_LOCK_PAUSE_S)  # A command that reads the ledger holds the lock for a moment.
     return descriptor
 
 
