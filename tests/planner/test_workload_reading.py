@@ -49,6 +49,8 @@ _TWO = '[class.other]\nshare = "40 %"\nrounds = 1\nmodel = "1 s"\ntool = "1 s"\n
         ('memory = "2 GiB"', 'memory = "500 GiB"', "cannot carry one environment of 'repair', which needs 500 GiB"),
         ('tool = "1 s"', 'tool = "1 s"\ntool_cores = "49 CPU"', "cannot carry one environment of 'repair'"),
         ('billing = "used"', 'billing = "tokens"', "no price of tokens"),
+        ("sessions = 16", 'sessions = 64\npace = [[16, "16 ms/token"], [32, "25 ms/token"]]', "that pace ends with"),
+        ("sessions = 16", 'sessions = 16\npace = [[16, "26 ms/token"], [32, "15 ms/token"]]', "faster than 16"),
         ('tool = "1 s"', 'tool = "1 s"\ntoolcores = 2', "did you mean 'tool_cores'"),
     ],
 )
@@ -88,3 +90,21 @@ def test_every_number_knows_its_line(make_workload: Callable[..., Workload]) -> 
     assert workload.arrivals.rate.note == "written at w.toml:5"
     assert workload.services["fast"].price.note == "written at w.toml:25"
     assert workload.classes["repair"].commit.source.startswith("the default")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ('deadline = "24 s"', 'deadline = "6 s"', 'deadline = "6 s"'),
+        ('cpus = "48 CPU"', 'cpus = "0.5 CPU"', 'cpus = "0.5 CPU"'),
+        ('memory = "384 GB"', 'memory = "1 GiB"', 'memory = "1 GiB"'),
+        ('model = "6 s"\n', "", "[class.repair]"),
+    ],
+)
+def test_what_contradicts_something_else_is_named_with_its_own_line(
+    make_workload: Callable[..., Workload], workload_text: Callable[..., str], old: str, new: str, line: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        make_workload((old, new))
+    written = workload_text((old, new)).splitlines()
+    assert written[int(caught.value.brief.split(":")[1]) - 1] == line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -226,6 +227,7 @@ def _service(name: str, table: Table, values: Values) -> Service:
         place=table.place(),
     )
     _check_price(table, service)
+    _check_pace(table, service)
     return service
 
 
@@ -292,7 +294,24 @@ def _pace(table: Table, values: Values) -> tuple[tuple[int, Figure], ...]:
     points.sort(key=lambda point: point[0])
     if len({sessions for sessions, _ in points}) != len(points) or not points:
         raise table.error("pace", "there is no pace, or two for the same number of sessions")
+    for (few, faster), (many, slower) in itertools.pairwise(points):
+        if slower.value < faster.value:
+            raise table.error(
+                "pace",
+                f"{many} sessions are faster than {few}: {slower} after {faster}",
+                resolution="a replica that serves more sessions takes at least as long for a token of each",
+            )
     return tuple(points)
+
+
+def _check_pace(table: Table, service: Service) -> None:
+    """Refuse more sessions than the pace was measured for: nobody knows how slow they are."""
+    if service.pace and 0 < service.pace[-1][0] < service.sessions.values[-1]:
+        raise table.error(
+            "sessions",
+            f"{service.sessions.values[-1]} sessions are more than the {service.pace[-1][0]} that pace ends with",
+            resolution="add the pace at that many sessions, or allow fewer",
+        )
 
 
 def _host(name: str, table: Table, values: Values) -> Host:
@@ -342,7 +361,9 @@ def _check_names(root: Table, workload: Workload) -> None:
     for task_class in workload.classes.values():
         for name in {**task_class.model, **task_class.quality}:
             if name and name not in workload.services:
-                raise root.error("class", f"{task_class.name} names the service {name!r}, which is not offered")
+                raise _inside(root, "class", task_class.name).error(
+                    None, f"{task_class.name} names the service {name!r}, which is not offered"
+                )
         for service in workload.services.values():
             _check_call(root, task_class, service)
 
@@ -351,21 +372,20 @@ def _check_fit(root: Table, workload: Workload) -> None:
     """Refuse hosts of which one cannot carry one environment: no number of them would."""
     for host in workload.hosts.values():
         for item in workload.classes.values():
-            for what, needs, has in (("memory", item.memory, host.memory), ("tool_cores", item.tool_cores, host.cpus)):
+            for key, needs, has in (("memory", item.memory, host.memory), ("cpus", item.tool_cores, host.cpus)):
                 if needs.value > has.value * (1 + _SHARE_TOLERANCE):
-                    raise root.error(
-                        "host",
+                    raise _inside(root, "host", host.name).error(
+                        key,
                         f"a {host.name!r} of {has} cannot carry one environment of {item.name!r}, which needs {needs}",
-                        detail=f"{item.name}.{what}",
-                        resolution=f"offer larger hosts, leave {host.name!r} out, or lower {what}",
+                        resolution=f"offer larger hosts, leave {host.name!r} out, or let the task need less",
                     )
 
 
 def _check_call(root: Table, task_class: TaskClass, service: Service) -> None:
     timed = service.name in task_class.model or "" in task_class.model
     if not timed and (task_class.output is None or not service.pace):
-        raise root.error(
-            "class",
+        raise _inside(root, "class", task_class.name).error(
+            None,
             f"how long a call of {task_class.name!r} takes at {service.name!r} is not said",
             resolution=f'add model = "9 s" to [class.{task_class.name}], or output = "355 token" there and '
             f'pace = "25 ms/token" to [service.{service.name}]',
@@ -373,12 +393,12 @@ def _check_call(root: Table, task_class: TaskClass, service: Service) -> None:
     needed: Mapping[str, Figure | None] = {"input": task_class.input, "cached": task_class.cached}
     for kind, tokens in needed.items():
         if service.billing is Billing.TOKENS and tokens is not None and tokens.value and kind not in service.prices:
-            raise root.error(
-                "service", f"{service.name!r} has no price for {kind} tokens", resolution=f"add {kind} to its prices"
+            raise _inside(root, "service", service.name).error(
+                "prices", f"{service.name!r} has no price for {kind} tokens", resolution=f"add {kind} to its prices"
             )
     if service.billing is Billing.TOKENS and task_class.output is None:
-        raise root.error(
-            "class",
+        raise _inside(root, "class", task_class.name).error(
+            None,
             f"{service.name!r} is billed by tokens, and {task_class.name!r} says no output",
             resolution=f'add output = "355 token" to [class.{task_class.name}]',
         )
@@ -400,10 +420,15 @@ def check_deadlines(root: Table, workload: Workload) -> None:
         )
         round_s = model_s + item.tool.value
         if item.deadline.value < round_s * (1 - _SHARE_TOLERANCE):
-            raise root.error(
-                "class",
+            raise _inside(root, "class", item.name).error(
+                "deadline",
                 f"the deadline of {item.name!r}, {item.deadline}, is shorter than one round, which takes at least "
                 f"{round_s:g} s",
                 detail=f"model call {model_s:g} s, tool {item.tool.value:g} s",
                 resolution=f"allow at least {item.rounds * round_s:g} s for {item.rounds} rounds",
             )
+
+
+def _inside(root: Table, kind: str, name: str) -> Table:
+    """Return the table of one class, service, host or policy, for errors that name its line."""
+    return root.needed_table(kind).needed_table(name)
