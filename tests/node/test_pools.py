@@ -618,6 +618,31 @@ async def test_removing_a_pool_destroys_what_stands_ready_and_leaves_tenants_alo
     assert await host.runtime.instances() == frozenset()
 
 
+async def test_a_pool_that_is_made_again_knows_the_tenants_of_the_one_before(host: MemoryHost, node: Node) -> None:
+    name = await filled(node, PoolChange(floor=0, maximum=2, spreads=0.0, concurrency_share=0.0))
+    await node.create(SPEC, sandbox_id="sbx-a")
+    await node.create(SPEC, sandbox_id="sbx-b")
+    await node.pools.remove_pool(name)
+    assert await filled(node, PoolChange(floor=1, maximum=2, spreads=0.0)) == name
+    now = await statistics(node)
+    assert (now.in_use, now.ready) == (2, 0)
+    await node.remove("sbx-a")
+    await node.stop("sbx-b")
+    await quiet(node)
+    now = await statistics(node)
+    assert (now.in_use, now.ready) == (0, 1)
+    await node.remove("sbx-b")
+
+
+async def test_who_waits_for_a_pool_that_is_full_is_told_so(node: Node) -> None:
+    await filled(node, PoolChange(floor=1, maximum=1, spreads=0.0))
+    await node.create(SPEC, sandbox_id="sbx-a")
+    with pytest.raises(DeadlineExceededError) as caught:
+        await node.create(SPEC, timeout_s=0.01)
+    assert "1 in use of at most 1, 0 ready" in caught.value.detail
+    await node.remove("sbx-a")
+
+
 async def test_who_waits_when_a_pool_is_removed_gets_a_fresh_one(node: Node) -> None:
     name = await filled(node, PoolChange(floor=1, maximum=1))
     await node.create(SPEC, sandbox_id="sbx-a")

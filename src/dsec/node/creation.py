@@ -85,7 +85,11 @@ async def create(
                 await existing.settled.wait()
             return await _create(core, lifetimes, spec, chosen)
         raise DeadlineExceededError(
-            f"{chosen} was not ready within {timeout_s:g} s; what had begun was undone", resolution="try again"
+            f"{chosen} was not ready within {timeout_s:g} s; what had begun was undone",
+            detail=""
+            if core.pools is None
+            else core.pools.standing(resolve_spec(spec, chosen, core.settings, core.reports)),
+            resolution="try again",
         )
 
 

@@ -119,12 +119,11 @@ class LivePool:
         """
         carrier = berth.sandbox_id
         self._core.vacant[carrier] = berth
-        if berth.generation is None:
-            self._start(f"destroy {carrier}", partial(self.destroy, carrier, "it died while it was given to a task"))
+        if self.closed or berth.generation is None:
+            reason = "the pool was removed" if self.closed else "it died while it was given to a task"
+            self._start(f"destroy {carrier}", partial(self.destroy, carrier, reason))
             return
         self.tell(events.Returned(carrier))
-        if self.closed:
-            self.give_up()
 
     def held_s(self, carrier: str) -> float | None:
         """Return how long a tenant has had a berth; None when an earlier node gave it. Forgets it."""

@@ -53,11 +53,14 @@ class Pools:
         """Begin with the pools of the journal. What an earlier node left ready, and tenants, are counted again."""
         for record in records:
             self._add(record)
-        tenants = [sandbox.record for sandbox in self._core.registry if sandbox.generation is not None]
         for name, pool in self._pools.items():
             ready = tuple(carrier for carrier, berth in self._core.vacant.items() if berth.record.pool == name)
-            in_use = tuple(record.carrier for record in tenants if record.pool == name)
-            await pool.adopt(ready, in_use)
+            await pool.adopt(ready, self._tenants(name))
+
+    def _tenants(self, name: str) -> tuple[str, ...]:
+        """Return the berths of a pool that tasks have."""
+        living = (sandbox.record for sandbox in self._core.registry if sandbox.generation is not None)
+        return tuple(record.carrier for record in living if record.pool == name)
 
     def _add(self, record: PoolRecord) -> LivePool:
         async def image() -> MountedImage:
@@ -106,6 +109,16 @@ class Pools:
     def find(self, resolved: SandboxSpec) -> LivePool | None:
         """Return the pool whose sandboxes are what a resolved spec asks for; None: there is none."""
         return self._by_shape.get(shape_key(resolved)) if self._by_shape and not self._ended else None
+
+    def standing(self, resolved: SandboxSpec) -> str:
+        """Say how it stands with the pool that a spec is served from; empty: there is none."""
+        pool = self.find(resolved)
+        if pool is None:
+            return ""
+        now, maximum = pool.info().statistics, pool.record.policy.maximum
+        most = "" if maximum is None else f" of at most {maximum}"
+        coming = now.creating + now.recycle_queue + now.recycling
+        return f"pool {pool.pool_id}: {now.in_use} in use{most}, {now.ready} ready, {coming} coming, {now.waiting} wait"
 
     async def serve(self, pool: LivePool, sandbox: Sandbox, image: MountedImage) -> bool:
         """Give a sandbox of the pool to `sandbox`, waiting for one if need be; False when the pool is taken away.
@@ -186,7 +199,11 @@ class Pools:
             # An image that is not there is the caller's to know now, not the pool's to stumble over.
             await load_image(core, resolved, pool=name)
         await core.parts.journal.put_pool(record)
-        pool = self._pools.get(name) or self._add(record)
+        pool = self._pools.get(name)
+        if pool is None:
+            # Tenants of a pool of this name that was removed come back to this one.
+            pool = self._add(record)
+            await pool.adopt((), self._tenants(name))
         pool.change(record)
         return pool.info()
 
