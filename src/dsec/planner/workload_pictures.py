@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dsec.base.units import GIB
 from dsec.planner.additions import lift_limits
 from dsec.planner.choice import Choice
-from dsec.planner.combination import THOUSAND, Combination
+from dsec.planner.combination import THOUSAND, Combination, combinations
 from dsec.planner.decision import Decision, Option
+from dsec.planner.options import take
 from dsec.planner.outer import Key, Row, make_outer, numeric
 from dsec.planner.picture import (
     Area,
@@ -201,9 +202,10 @@ def _cloud(decision: Decision) -> Dots:
             return "front"
         return "feasible" if item.feasible else "infeasible"
 
-    important = [item for item in decision.combinations if role(item) in ("chosen", "front")]
-    step = max(1, len(decision.combinations) // _MOST_DOTS)
-    shown = {item.name: item for item in (*decision.combinations[::step], *important)}
+    important = [*decision.front, *([decision.chosen.best] if decision.chosen is not None else [])]
+    step = max(1, len(decision.table) // _MOST_DOTS)
+    some = combinations(decision.workload, decision.outer, take(decision.table, range(0, len(decision.table), step)))
+    shown = {item.name: item for item in (*some, *important)}
     return Dots(
         caption=Caption(name="combinations", title="All combinations"),
         x_label="mean time of a task",
