@@ -23,7 +23,10 @@ async def test_calls_and_streams_are_counted_alike_directly_and_through_a_gatewa
 
 
 async def test_a_call_that_is_refused_is_no_measurement(tmp_path: Path) -> None:
-    async with null_service(tmp_path) as direct, our_gateway(tmp_path, direct.url) as gateway:
-        async with Connection(gateway.url) as connection:
-            with pytest.raises(BackendFailedError, match="404"):
-                await connection.whole(request(gateway.url).replace(b'"model":"m"', b'"model":"n"'))
+    async with (
+        null_service(tmp_path) as direct,
+        our_gateway(tmp_path, direct.url) as gateway,
+        Connection(gateway.url) as connection,
+    ):
+        with pytest.raises(BackendFailedError, match="404"):
+            await connection.whole(request(gateway.url).replace(b'"model":"m"', b'"model":"n"'))

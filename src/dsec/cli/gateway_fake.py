@@ -49,6 +49,7 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option("--cache-lifetime", type=duration, help="After its last use, such as 5m.  [until pushed out]")
 @click.option("--cache-minimum", type=click.IntRange(min=0), default=0, show_default=True, help="Shortest prefix kept.")
+@click.option("--cache-block", type=_COUNT, default=16, show_default=True, help="Tokens of a block of the cache.")
 @click.option("--event-tokens", type=_COUNT, default=1, show_default=True, help="Tokens in one event of a stream.")
 @click.option(
     "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="inf: no waits."
@@ -82,6 +83,7 @@ def gateway_fake(
     cache_tokens: int,
     cache_lifetime: float | None,
     cache_minimum: int,
+    cache_block: int,
     event_tokens: int,
     speed: float,
     troubles: tuple[str, ...],
@@ -113,6 +115,7 @@ def gateway_fake(
         cache_tokens=cache_tokens,
         cache_lifetime_s=cache_lifetime,
         cache_minimum_tokens=cache_minimum,
+        cache_block_tokens=cache_block,
         event_tokens=event_tokens,
         speed=speed,
         troubles=dict(read_trouble(text) for text in troubles),

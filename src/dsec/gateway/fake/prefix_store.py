@@ -1,9 +1,9 @@
 """The prefix cache of a simulated backend: what it holds, exactly. Pure.
 
 A prompt is bytes, four to a token, each part padded to whole tokens, so that its length in tokens is known exactly. Two
-kinds of cache are simulated. An *automatic* one keeps every whole block of 16 tokens of what it read and said. An
-*explicit* one keeps prefixes up to the parts that a call marks, finds them at the end of any part, and reports what it
-wrote. Fingerprints are chained: one stands for everything before it. What was used longest ago goes first.
+kinds of cache are simulated. An *automatic* one keeps every whole block of what it read and said. An *explicit* one
+keeps prefixes up to the parts that a call marks, finds them at the end of any part, and reports what it wrote.
+Fingerprints are chained: one stands for everything before it. What was used longest ago goes first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 TOKEN_BYTES = 4
 BLOCK_TOKENS = 16
-_BLOCK_BYTES = TOKEN_BYTES * BLOCK_TOKENS
 
 
 class Part(NamedTuple):
@@ -56,8 +55,9 @@ class Found(NamedTuple):
     written: int
 
 
-def block_marks(parts: Sequence[Part]) -> list[Mark]:
+def block_marks(parts: Sequence[Part], block_tokens: int = BLOCK_TOKENS) -> list[Mark]:
     """Return the ends of whole blocks."""
+    block_bytes = TOKEN_BYTES * block_tokens
     rolling = blake2b(digest_size=12)
     marks = []
     filled = tokens = 0
@@ -65,10 +65,10 @@ def block_marks(parts: Sequence[Part]) -> list[Mark]:
         rolling.update(b"\x00" + part.role.encode() + b"\x00")
         text = part.text + bytes(-len(part.text) % TOKEN_BYTES)
         start = 0
-        while len(text) - start >= _BLOCK_BYTES - filled:
-            end = start + _BLOCK_BYTES - filled
+        while len(text) - start >= block_bytes - filled:
+            end = start + block_bytes - filled
             rolling.update(text[start:end])
-            start, filled, tokens = end, 0, tokens + BLOCK_TOKENS
+            start, filled, tokens = end, 0, tokens + block_tokens
             marks.append(Mark(tokens, rolling.copy().digest()))
         rolling.update(text[start:])
         filled += len(text) - start
@@ -94,9 +94,17 @@ class PrefixStore:
         capacity_tokens: what it holds; 0: nothing.
         lifetime_s: how long an entry lives after its last use; None: for ever.
         minimum_tokens: shorter prefixes are not kept.
+        block_tokens: of an automatic one.
     """
 
-    def __init__(self, capacity_tokens: int, lifetime_s: float | None, minimum_tokens: int) -> None:
+    def __init__(
+        self,
+        capacity_tokens: int,
+        lifetime_s: float | None,
+        minimum_tokens: int,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        self._block_tokens = block_tokens
         self._capacity = capacity_tokens
         self._lifetime_s = lifetime_s
         self._minimum = minimum_tokens
@@ -112,7 +120,7 @@ class PrefixStore:
         """Look a prompt up in an automatic cache; at least one token is always new."""
         whole = sum(part.tokens for part in parts)
         read = 0
-        for mark in block_marks(parts):
+        for mark in block_marks(parts, self._block_tokens):
             if mark.tokens >= whole or not self._touch(mark.fingerprint, now_s):
                 break
             read = mark.tokens
@@ -120,11 +128,11 @@ class PrefixStore:
 
     def keep(self, parts: Sequence[Part], now_s: float) -> None:
         """Put what was read and said into an automatic cache."""
-        marks = block_marks(parts)
+        marks = block_marks(parts, self._block_tokens)
         if not marks or marks[-1].tokens < self._minimum:
             return
         for mark in reversed(marks):  # The beginning is shared by most, so it goes last.
-            self._put(mark.fingerprint, BLOCK_TOKENS, now_s)
+            self._put(mark.fingerprint, self._block_tokens, now_s)
 
     def read_and_keep(self, parts: Sequence[Part], now_s: float) -> Found:
         """Look a prompt up in an explicit cache and put it there, up to its marked parts."""

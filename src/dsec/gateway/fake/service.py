@@ -71,7 +71,12 @@ class FakeService:
         self._waiting = 0
         self._requests = MinuteWindow(settings.requests_per_minute)
         self._tokens = MinuteWindow(settings.tokens_per_minute)
-        self._cache = PrefixStore(settings.cache_tokens, settings.cache_lifetime_s, settings.cache_minimum_tokens)
+        self._cache = PrefixStore(
+            settings.cache_tokens,
+            settings.cache_lifetime_s,
+            settings.cache_minimum_tokens,
+            settings.cache_block_tokens,
+        )
         self._repeats: OrderedDict[bytes, int] = OrderedDict()
         self._answers: OrderedDict[str, tuple[Part, ...]] = OrderedDict()
 

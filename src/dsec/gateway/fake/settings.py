@@ -52,6 +52,7 @@ class FakeSettings(Value, frozen=True):
         cache_tokens: what the prefix cache holds; 0: there is none.
         cache_lifetime_s: how long after its last use; None: until others push it out.
         cache_minimum_tokens: shorter prefixes are not kept.
+        cache_block_tokens: what is kept of chat and responses are whole blocks.
         event_tokens: tokens in one event of a stream.
         speed: how many times faster than the times above; infinite: no waits at all.
         troubles: share of calls with each trouble; the rest goes well.
@@ -73,6 +74,7 @@ class FakeSettings(Value, frozen=True):
     cache_tokens: int = 4_000_000
     cache_lifetime_s: float | None = None
     cache_minimum_tokens: int = 0
+    cache_block_tokens: int = 16
     event_tokens: int = 1
     speed: float = 1.0
     troubles: dict[Trouble, float] = {}
@@ -82,6 +84,7 @@ class FakeSettings(Value, frozen=True):
         for name in ("waiting", "visible_tokens", "thinking_tokens", "cache_tokens", "cache_minimum_tokens"):
             check_count(name, getattr(self, name), minimum=0)
         check_count("event_tokens", self.event_tokens)
+        check_count("cache_block_tokens", self.cache_block_tokens)
         if not self.speed > 0:
             raise InvalidRequestError(f"speed is {self.speed}", resolution="give a number above 0, or inf for no waits")
         for trouble, share in self.troubles.items():
