@@ -70,7 +70,7 @@ def test_missing_fields_keep_their_defaults() -> None:
         ("affinity:\n  mode: soft\nother: 1", "line 3"),
         ("afinity:\n  mode: soft", "line 1"),
         ("affinity: soft", "line 1"),
-        ("[affinity\nmode = 1", "it is not TOML"),
+        ("[affinity\nmode = 1", ":1: not TOML"),
         ("[other]\nmode = 'soft'", "no table [affinity]"),
         ("affinity = 3", "no table [affinity]"),
         ("", "nothing in it"),
@@ -86,10 +86,17 @@ def test_what_is_wrong_is_named_with_a_remedy(text: str, named: str) -> None:
     assert caught.value.resolution
 
 
+@pytest.mark.parametrize("text", [BLOCK.replace("0.2", "half"), TOML.replace("0.2", "'half'")])
+def test_a_wrong_value_is_named_with_its_line(text: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_affinity(text, source="placement.yaml")
+    assert caught.value.brief == "placement.yaml:7: affinity.spillover_ratio is 'half'"
+
+
 def test_a_misspelt_field_is_shown_the_right_one() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         affinity_from({"spillover_ration": 0.2})
-    assert "did you mean spillover_ratio?" in caught.value.resolution
+    assert "did you mean `spillover_ratio`?" in caught.value.resolution
 
 
 @given(st.text(max_size=200) | st.text(max_size=80).map(lambda text: "affinity:\n  " + text))

@@ -52,9 +52,13 @@ class TomlSource:
 
     def error(self, path: Sequence[Key], problem: str, *, resolution: str = "") -> InvalidRequestError:
         """Return the error for the value at `path`, to be raised."""
+        text = f"{self.place(path)}: {shown(path)} {problem}".replace("  ", " ")
+        return InvalidRequestError(text, resolution=resolution)
+
+    def place(self, path: Sequence[Key]) -> str:
+        """Return file and line of the value at `path`, as errors begin."""
         line = self.line(path)
-        place = f"{self.name}:{line}" if line else self.name
-        return InvalidRequestError(f"{place}: {shown(path)} {problem}".replace("  ", " "), resolution=resolution)
+        return f"{self.name}:{line}" if line else self.name
 
     def line(self, path: Sequence[Key]) -> int | None:
         """Return the line of the nearest enclosing key that is known."""

@@ -17,20 +17,17 @@ that no YAML library is needed and ``yes`` is not taken for true.
 
 from __future__ import annotations
 
-import difflib
-import enum
 import re
-import tomllib
 from collections.abc import Mapping
-from typing import Any
 
 from dsec.base.errors import InvalidRequestError
-from dsec.placement.affinity import AffinityMode, AffinityPolicy, GroupBy
+from dsec.base.toml_source import KeyPath, TomlSource
+from dsec.model.struct_reading import StructReader
+from dsec.placement.affinity import AffinityMode, AffinityPolicy
 
 _KEY = "affinity"
 _PAIR = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*:\s*(\S.*)")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-_SHARES = ("max_load_threshold", "spillover_ratio")
 _LIMIT_CHARS = 64_000
 
 
@@ -50,64 +47,49 @@ def parse_affinity(text: str, *, source: str = "the affinity block") -> Affinity
     if not lines:
         raise _error(source, "there is nothing in it", f"write a key '{_KEY}' with the fields below it")
     is_yaml = re.match(rf"\s*{_KEY}\s*:", lines[0]) is not None or "=" not in text
-    return affinity_from(_yaml_block(text, source) if is_yaml else _toml_table(text, source), source=source)
+    return _policy(_yaml_block(text, source) if is_yaml else TomlSource.parse(source, text))
 
 
-def affinity_from(fields: Mapping[str, Any], *, source: str = "the affinity block") -> AffinityPolicy:
+def affinity_from(fields: Mapping[str, object], *, source: str = "the affinity block") -> AffinityPolicy:
     """Return the policy that these fields describe; a field that is missing keeps its default.
 
     Raises:
         InvalidRequestError: names the field.
     """
-    known = AffinityPolicy.__struct_fields__
-    for name in fields:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise _error(source, f"{_KEY}.{name} is not known", f"{hint}the fields are {', '.join(known)}")
-    values = {name: _value(name, value, source) for name, value in fields.items()}
-    try:
-        return AffinityPolicy(**values)
-    except InvalidRequestError as error:
-        raise _error(source, error.brief, error.resolution) from error
+    return _policy(TomlSource(source, {_KEY: fields}, {}))
 
 
-def _value(name: str, value: Any, source: str) -> Any:
-    if name == "mode":
-        return _choice(name, value, AffinityMode, source)
-    if name == "group_by":
-        return _choice(name, value, GroupBy, source)
-    if name in _SHARES:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _error(source, f"{_KEY}.{name} is {value!r}", "give a share from 0 to 1, such as 0.85")
-        return float(value)
-    if not isinstance(value, bool):
-        raise _error(source, f"{_KEY}.{name} is {value!r}", "write true or false")
+def _policy(source: TomlSource) -> AffinityPolicy:
+    table = source.values.get(_KEY)
+    if not isinstance(table, Mapping):
+        raise _error(source.name, f"there is no table [{_KEY}]", f"write a table [{_KEY}]")
+    reader = StructReader(
+        source=source, see="docs/placement.md", hooks={float: _share, bool: _switch, AffinityMode: _mode}
+    )
+    return reader.read(AffinityPolicy, table, (_KEY,))
+
+
+def _share(reader: StructReader, _: str, value: object, path: KeyPath) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise reader.source.error(path, f"is {value!r}", resolution="give a share from 0 to 1, such as 0.85")
     return value
 
 
-def _choice(name: str, value: Any, kind: type[enum.Enum], source: str) -> enum.Enum:
-    names = [member.value for member in kind]
-    if value not in names:
-        why = "; a hard affinity would refuse work while other nodes are idle" if value == "hard" else ""
-        raise _error(source, f"{_KEY}.{name} is {value!r}", f"write one of {', '.join(names)}{why}")
-    return kind(value)
+def _switch(reader: StructReader, _: str, value: object, path: KeyPath) -> object:
+    if not isinstance(value, bool):
+        raise reader.source.error(path, f"is {value!r}", resolution="write true or false")
+    return value
 
 
-def _toml_table(text: str, source: str) -> Mapping[str, Any]:
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _error(
-            source, f"it is not TOML: {error}", f"write a table [{_KEY}], or YAML with a key {_KEY}"
-        ) from error
-    table = document.get(_KEY)
-    if not isinstance(table, dict):
-        raise _error(source, f"there is no table [{_KEY}]", f"write a table [{_KEY}]")
-    return table
+def _mode(reader: StructReader, _: str, value: object, path: KeyPath) -> object:
+    if value == "hard":
+        raise reader.source.error(
+            path, f"is {value!r}", resolution="write soft; a hard one would refuse work while other nodes are idle"
+        )
+    return reader.choice(AffinityMode, value, path)
 
 
-def _yaml_block(text: str, source: str) -> Mapping[str, Any]:
+def _yaml_block(text: str, source: str) -> TomlSource:
     lines = [(number, _without_comment(line)) for number, line in enumerate(text.splitlines(), 1)]
     (number, head), *rest = [(number, line) for number, line in lines if line.strip() and line.strip() != "---"]
     match = re.fullmatch(rf"{_KEY}\s*:\s*(\{{.*\}})?\s*", head)
@@ -125,8 +107,9 @@ def _yaml_block(text: str, source: str) -> Mapping[str, Any]:
     return _pairs([(at, line.strip()) for at, line in rest], source)
 
 
-def _pairs(lines: list[tuple[int, str]], source: str) -> Mapping[str, Any]:
-    fields: dict[str, Any] = {}
+def _pairs(lines: list[tuple[int, str]], source: str) -> TomlSource:
+    fields: dict[str, object] = {}
+    numbers: dict[KeyPath, int] = {}
     for number, line in lines:
         match = _PAIR.fullmatch(line)
         where = f"{source}, line {number}"
@@ -136,10 +119,11 @@ def _pairs(lines: list[tuple[int, str]], source: str) -> Mapping[str, Any]:
         if name in fields:
             raise _error(where, f"{_KEY}.{name} is there twice", "keep one of them")
         fields[name] = _scalar(value.strip())
-    return fields
+        numbers[_KEY, name] = number
+    return TomlSource(source, {_KEY: fields}, numbers)
 
 
-def _scalar(text: str) -> Any:
+def _scalar(text: str) -> object:
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     if text in ("true", "false"):

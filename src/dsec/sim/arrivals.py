@@ -9,8 +9,10 @@ import numpy
 from msgspec import DecodeError, Meta, json
 
 from dsec.base.errors import InvalidRequestError, NotFoundError
+from dsec.model.unit_names import file_key
 from dsec.model.value import Value
 from dsec.sim.distributions import Distribution, constant
+from dsec.sim.quantities import UNITS
 
 Kind = Literal["uniform", "poisson", "bursts", "closed", "trace"]
 MAXIMUM_ARRIVALS = 50_000_000
@@ -53,7 +55,7 @@ class Arrivals(Value, frozen=True):
         }
         name = needed[self.kind]
         if not getattr(self, name):
-            raise ValueError(f"{self.kind} arrivals need `{name.removesuffix('_per_s').removesuffix('_s')}`")
+            raise ValueError(f"{self.kind} arrivals need `{file_key(name, UNITS)}`")
         if self.profile and not sum(self.profile):
             raise ValueError("a profile needs at least one rate above 0")
 
