@@ -139,6 +139,11 @@ def test_a_saved_trace_is_read_back_and_a_broken_line_is_named() -> None:
         b'{"at_s": 1, "kind": "dreamt"}',
         b'{"at_s": 1, "kind": "ready", "x": 1}',
         b"\xff",
+        b'{"at_s": 1e300, "kind": "ready"}',
+        b'{"at_s": -1, "kind": "ready"}',
+        b'{"at_s": 1, "kind": "ready", "duration_s": -0.5}',
+        b'{"at_s": 1, "kind": "ready", "duration_s": 1e308}',
+        b'{"at_s": 1, "kind": "reading", "reading": {"hold_time_s": 1e308}}',
     ):
         with pytest.raises(InvalidRequestError, match=r"events.jsonl, line 5: this is no event"):
             read_trace(data + broken, "events.jsonl")
@@ -155,3 +160,8 @@ def test_a_full_host_is_not_told_to_keep_more_ready() -> None:
     refused = event(100.2, EventKind.REFUSED, text="the host has 1 B of memory left, the node keeps 256 MiB free")
     diagnosis, _ = found([*asked(100.0, 3.0), drained, refused])
     assert diagnosis.suggestions == ("the host is full: stop sandboxes or use another node",)
+
+
+def test_creations_that_were_slow_without_a_pool_are_not_called_fine() -> None:
+    diagnosis, _ = found(asked(100.0, 9.0))
+    assert diagnosis.suggestions == ("keep sandboxes ready: dsec pool set IMAGE",)

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from dsec.base.errors import DsecError, NodeUnavailableError, UnknownOutcomeError
@@ -80,17 +81,24 @@ class Tasks:
                     raise AssertionError(f"{name}: {error!r}") from error
 
     async def one(self, service: HttpService, name: str) -> None:
-        await service.create(SPEC, sandbox_id=name)
+        tight = msgspec.structs.replace(SPEC, resources=msgspec.structs.replace(SPEC.resources, pids=32))
+        await service.create(self.chance.choice((SPEC, tight)), sandbox_id=name)
         self.held.add(name)
         self.unknown.discard(name)
         seen = await service.run(name, CommandRequest(argv=("sh", "-c", LOOK)))
         assert seen.stdout.decode().split() == [name], f"{name} sees {seen.stdout!r} {seen.stderr!r}"
         self.served += 1
+        if self.chance.random() < 0.3:
+            await service.start_process(name, CommandRequest(argv=("sleep", "31536000"), timeout_s=None))
+        if self.chance.random() < 0.2:
+            await service.rollback(name)
         if self.kept < MOST_KEPT and self.chance.random() < 0.3:
             self.kept += 1
         else:
             self.held.discard(name)
             self.unknown.add(name)
+            if self.chance.random() < 0.3:
+                await service.pause(name)
             await service.remove(name)
             self.unknown.discard(name)
 

@@ -25,6 +25,9 @@ _BEFORE_S = 60.0
 _ANSWERS = frozenset({EventKind.READY, EventKind.FAILED})
 _EDGE = 1.05
 """Arrivals count as more than what is made only beyond what a minute's average can tell."""
+_END_OF_TIME_S = 253_402_300_800.0
+"""The year 10000, which no date can tell."""
+_MOST = 1e12
 
 
 def diagnose(events: Sequence[NodeEvent], task: str = "", *, thresholds: Thresholds = Thresholds()) -> Diagnosis:
@@ -72,14 +75,26 @@ def read_trace(data: bytes, where: str) -> list[NodeEvent]:
         if not line.strip():
             continue
         try:
-            events.append(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            events.append(_checked(decoder.decode(line)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
             raise InvalidRequestError(
                 f"{where}, line {number}: this is no event",
                 detail=f"{error}: {line[:120]!r}",
                 resolution="each line is one event as docs/formats/events.md has it",
             ) from error
     return events
+
+
+def _checked(event: NodeEvent) -> NodeEvent:
+    """Return the event. Raises `ValueError` when its times are none."""
+    if not 0 <= event.at_s < _END_OF_TIME_S:
+        raise ValueError(f"at_s is {event.at_s:g}; it must be seconds since 1970, before the year 10000")
+    if event.duration_s is not None and not 0 <= event.duration_s < _END_OF_TIME_S:
+        raise ValueError(f"duration_s is {event.duration_s:g}; it must be seconds, 0 or more")
+    for name, value in ({} if event.reading is None else msgspec.structs.asdict(event.reading)).items():
+        if value is not None and not 0 <= value <= _MOST:
+            raise ValueError(f"{name} of the reading is {value:g}; it must be 0 to {_MOST:g}")
+    return event
 
 
 def _asked(events: Iterable[NodeEvent]) -> Iterator[Asked]:
@@ -232,7 +247,7 @@ class _Seen:
             yield "the host is full: stop sandboxes or use another node"
         if "clean check" in wrong:
             yield "see what the clean check names: sandboxes are made anew instead of recycled"
-        if not wrong:
+        if not wrong and not (worst is None and self._long()):
             yield "nothing is beyond its threshold"
 
     def _more_ready(self, worst: EventReading) -> str:

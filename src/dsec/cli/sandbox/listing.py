@@ -98,6 +98,7 @@ def _fields(info: SandboxInfo) -> Iterator[tuple[str, str]]:
     yield "node", or_dash(info.node)
     yield "runtime", or_dash(info.runtime)
     yield from _limit_fields(info)
+    yield "class", spec.qos.value
     yield "network", ", ".join(spec.network.rules) or "loopback only"
     yield "lifetime", _lifetime(spec.lifetime)
     for key, value in sorted(spec.metadata.items()):
