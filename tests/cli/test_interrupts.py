@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 
 
 def _start(dsec: Dsec, *argv: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "dsec", "--url", dsec.url, *argv]
+    # A test run that was itself started in the background has inherited that interrupts are ignored.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "dsec", "--url", dsec.url, *argv]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
