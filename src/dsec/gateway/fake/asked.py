@@ -76,29 +76,32 @@ def read_call(api: Api, body: bytes) -> FakeCall:
     """
     try:
         plain = json.loads(body)
-        wish = msgspec.convert(plain.get("dsec_fake") or {}, Wish)
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise InvalidRequestError(f"the body is no call: {error}", resolution="send one JSON object") from error
+        return _understood(api, plain, blake2b(body, digest_size=16).digest())
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        # A member of another type than the protocol's shows itself wherever it is used first.
+        raise InvalidRequestError(f"the body is no call: {error}", resolution="send what the protocol says") from error
+
+
+def _understood(api: Api, plain: Mapping[str, Any], fingerprint: bytes) -> FakeCall:
+    wish = msgspec.convert(plain.get("dsec_fake") or {}, Wish)
     if not isinstance(plain.get("model"), str):
         raise InvalidRequestError("`model` is missing", resolution="name a model")
     parts = _parts(api, plain)
     if not parts and not plain.get("previous_response_id"):
         raise InvalidRequestError("there is no prompt", resolution="send messages, or an input")
     options = plain.get("stream_options") or {}
+    limits = [plain.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens")]
     return FakeCall(
         api=api,
         model=plain["model"],
         streaming=bool(plain.get("stream")),
         wants_usage=api is not Api.CHAT or bool(options.get("include_usage")),
         parts=tuple(parts),
-        limit_tokens=next(
-            (plain[name] for name in ("max_completion_tokens", "max_output_tokens", "max_tokens") if plain.get(name)),
-            None,
-        ),
+        limit_tokens=next((int(limit) for limit in limits if limit), None),
         thinking_limit_tokens=_thinking_limit(api, plain),
         tool=_tool(api, plain, wish),
         earlier=str(plain.get("previous_response_id") or ""),
-        fingerprint=blake2b(body, digest_size=16).digest(),
+        fingerprint=fingerprint,
         wish=wish,
     )
 
