@@ -143,6 +143,7 @@ async def test_a_head_that_arrives_in_two_parts_loses_nothing_of_its_body(
     assert hashlib.sha256(LONG).hexdigest().encode() in answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_what_looks_like_a_heads_end_in_a_body_that_comes_with_its_heads_last_byte_is_body(
     sink: Sink, is_chunked: bool
@@ -157,6 +158,16 @@ async def test_what_looks_like_a_heads_end_in_a_body_that_comes_with_its_heads_l
         answer, second = await responses(stream, 2)
     assert hashlib.sha256(body).hexdigest().encode() in answer
     assert second.startswith(b"HTTP/1.1 ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_however_many_requests_come_at_once_they_are_answered(sink: Sink, is_chunked: bool) -> None:
+    count = 1200
+    data = (put(b"x", is_chunked=True) if is_chunked else head("PATCH", "")) * count
+    async with connection(sink) as stream, anyio.create_task_group() as group:
+        group.start_soon(stream.send, data)
+        assert len(await responses(stream, count)) == count
 
 
 async def test_a_client_that_expects_100_continue_gets_it_before_it_sends(sink: Sink) -> None:

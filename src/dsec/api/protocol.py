@@ -265,25 +265,23 @@ class LongBodyProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
-        if self._body is not None:
-            self._take_body(self._body, data)
-            return
-        end = data.find(_HEAD_END) + len(_HEAD_END) if self._awaits_head_end else 0
-        if len(_HEAD_END) <= end < len(data):
-            self._take_head(data[:end], data[end:])
-        else:
-            self._take_head(data, b"")
+        # In a loop, since thousands of requests may come at once.
+        while data:
+            data = self._take_head(data) if self._body is None else self._take_body(self._body, data)
 
-    def _take_head(self, data: bytes, rest: bytes) -> None:
+    def _take_head(self, data: bytes) -> bytes:
+        """Let the parser have what comes up to the end of a head; return the rest."""
         awaited_head_end = self._awaits_head_end
+        end = data.find(_HEAD_END) + len(_HEAD_END) if awaited_head_end else 0
+        rest = data[end:] if end >= len(_HEAD_END) else b""
+        data = data[: len(data) - len(rest)]
         super().data_received(data)
         if self.transport.is_closing() or self.transport.get_protocol() is not self:  # Refused, or upgraded.
-            return
+            return b""
         if awaited_head_end and not self._awaits_head_end and data.endswith(_HEAD_END):
             self._begin_body()
         self._check_head(len(data))
-        if rest:
-            self.data_received(rest)
+        return b"" if self.transport.is_closing() else rest
 
     def _check_head(self, count: int) -> None:
         if not self._in_head:
@@ -311,18 +309,17 @@ class LongBodyProtocol(HttpToolsProtocol):
             self._direct.body = self._body
             cycle.receive = self._body.receive  # type: ignore[method-assign]
 
-    def _take_body(self, body: LongBody, data: bytes) -> None:
+    def _take_body(self, body: LongBody, data: bytes) -> bytes:
+        """Take what belongs to the body; return the rest."""
         self._unset_keepalive_if_required()
         try:
             used = body.feed(data)
         except FramingError:
             self.send_400_response("Invalid HTTP request received.")
-            return
-        if not body.complete:
-            return
-        self.end_body()
-        if used < len(data):
-            self.data_received(data[used:])
+            return b""
+        if body.complete:
+            self.end_body()
+        return data[used:]
 
     def end_body(self) -> None:
         """Be ready for the next request's head."""
