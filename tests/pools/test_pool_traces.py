@@ -265,3 +265,22 @@ def test_a_task_that_creates_and_drops_ten_a_second_does_not_starve_others() -> 
     assert clean
     assert [task.partition("-")[0] for task in given[:10]] == ["churn", "calm"] * 5
     assert len(given) == 35
+
+
+def test_a_pool_that_stays_at_its_cap_says_so_once() -> None:
+    """Every hand-out empties it and every return is waited for: that is one trouble, not one for each task."""
+    trace = Trace(floor=8, maximum=8, creations_at_once=8).filled(8)
+    said: list[tuple[str, object]] = []
+    for number in range(9):
+        said += trace.does(TaskArrived(f"t{number}", ""), after_s=0.1)
+    for number in range(8):
+        # Each that comes back is waited for when it is clean, or the next asks a moment after.
+        said += trace.does(Returned(f"s{number}"), after_s=0.1)
+        said += trace.does(Recycled(f"s{number}", clean=True), after_s=0.1)
+        said += trace.does(TaskArrived(f"late{number}", ""), after_s=0.1)
+    told = [kind for kind in said if kind[1] is Trouble.CAP_REACHED]
+    assert told == [("warn", Trouble.CAP_REACHED)]
+    for number in range(8):
+        said += trace.does(TaskLeft(f"late{number}")) + trace.does(Returned(f"s{number}"))
+        said += trace.does(Recycled(f"s{number}", clean=True), after_s=0.1)
+    assert said.count(("over", Trouble.CAP_REACHED)) == 1

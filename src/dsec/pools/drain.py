@@ -71,7 +71,7 @@ class Drain:
             found.add(Trouble.LOW)
         if self._was_full and (ready < _BACK_SHARE * level if Trouble.DRAINED in self._now else waiting > ready):
             found.add(Trouble.DRAINED)
-        if at_cap and waiting:
+        if at_cap and (waiting or (Trouble.CAP_REACHED in self._now and ready < _BACK_SHARE * level)):
             found.add(Trouble.CAP_REACHED)
         if not_clean:
             found.add(Trouble.NOT_CLEAN)
