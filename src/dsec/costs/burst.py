@@ -9,9 +9,8 @@ seconds on c idle servers runs in waves of c:
     mean wait                              s · [ c · k (k - 1) / 2 - (k c - n)(k - 1) ] / n
 
 The bracket counts waits wave by wave: c pieces in each of k waves, less the places of the last wave that stay empty.
-For arbitrary arrivals and service times `queue_run` plays the queue itself (Kiefer and Wolfowitz: each piece goes to
-the server that is free first). A burst that repeats every T seconds stays exact as long as it is over before the next
-one comes, k · s ≤ T.
+For arbitrary arrivals and service times `queue_run` plays the queue itself (`dsec.costs.first_come`). A burst that
+repeats every T seconds stays exact as long as it is over before the next one comes, k · s ≤ T.
 
 Assumes that the servers are idle when the burst comes and that no piece is abandoned. Source: the chapter, section
 11.3.2, figures 11-26 and 11-27.
@@ -19,12 +18,12 @@ Assumes that the servers are idle when the burst comes and that no piece is aban
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsec.base.errors import InvalidRequestError
 from dsec.costs.checks import check_count, check_not_empty, check_not_negative, check_positive
+from dsec.costs.first_come import serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,23 +145,18 @@ def queue_run(*, arrivals_s: Sequence[float], services_s: Sequence[float], serve
         the chapter, figures 11-26 and 11-27; J. Kiefer and J. Wolfowitz, 1955
     """
     _check_pieces(arrivals_s, services_s)
-    free_s = [0.0] * min(check_count("servers", servers), len(arrivals_s))
-    starts_s = []
-    for arrival_s, service_s in zip(arrivals_s, services_s, strict=True):
-        starts_s.append(max(arrival_s, free_s[0]))
-        heapq.heapreplace(free_s, starts_s[-1] + service_s)
-    ends_s = [start_s + service_s for start_s, service_s in zip(starts_s, services_s, strict=True)]
-    waits_s = [start_s - arrival_s for start_s, arrival_s in zip(starts_s, arrivals_s, strict=True)]
+    served = serve(arrivals_s=arrivals_s, works_s=services_s, servers=check_count("servers", servers))
+    waits_s = tuple(start_s - arrival_s for start_s, arrival_s in zip(served.starts_s, arrivals_s, strict=True))
     return QueueRun(
         arrivals_s=tuple(arrivals_s),
-        starts_s=tuple(starts_s),
-        ends_s=tuple(ends_s),
-        waits_s=tuple(waits_s),
+        starts_s=served.starts_s,
+        ends_s=served.ends_s,
+        waits_s=waits_s,
         mean_wait_s=sum(waits_s) / len(waits_s),
         longest_wait_s=max(waits_s),
-        makespan_s=max(ends_s),
+        makespan_s=max(served.ends_s),
         busy_s=sum(services_s),
-        most_running=_most_at_once(starts_s, ends_s),
+        most_running=_most_at_once(served.starts_s, served.ends_s),
     )
 
 

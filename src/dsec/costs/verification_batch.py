@@ -5,20 +5,20 @@ Sample i arrives at a_i and needs c_i seconds to compile and g_i to run. No plan
     T >= max_i (a_i + c_i + g_i),
 
 however many verifiers there are; with c of them it also holds that T >= min_i a_i + (sum of all work) / c. The
-schedule is first come, first served: each sample goes to the verifier that is free first. Assumes that a verifier
-does one sample at a time, from compiling to running, and that verifiers start at once.
+schedule is first come, first served (`dsec.costs.first_come`). Assumes that a verifier does one sample at a time,
+from compiling to running, and that verifiers start at once.
 
 Source: the chapter, section 11.3.4, figures 11-35 and 11-36, exercise 11-6.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsec.base.errors import InvalidRequestError
 from dsec.costs.checks import check_count, check_not_empty, check_not_negative
+from dsec.costs.first_come import serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +100,6 @@ def batch_bound(
     return BatchBound(end_s=end_s, decisive=ends_s.index(end_s), ends_s=ends_s)
 
 
-def _serve(arrivals_s: Sequence[float], works_s: Sequence[float], verifiers: int) -> list[tuple[float, int]]:
-    free = [(0.0, verifier) for verifier in range(verifiers)]
-    served: dict[int, tuple[float, int]] = {}
-    # Samples that arrive together are taken in the order in which they are listed.
-    for index in sorted(range(len(arrivals_s)), key=lambda sample: arrivals_s[sample]):
-        free_s, verifier = heapq.heappop(free)
-        start_s = max(free_s, arrivals_s[index])
-        heapq.heappush(free, (start_s + works_s[index], verifier))
-        served[index] = (start_s, verifier)
-    return [served[index] for index in range(len(arrivals_s))]
-
-
 def batch_schedule(
     *, arrivals_s: Sequence[float], durations_s: Sequence[float], verifiers: int, collect_first: bool = False
 ) -> BatchSchedule:
@@ -135,18 +123,17 @@ def batch_schedule(
     _check_samples(arrivals_s, durations_s)
     check_count("verifiers", verifiers)
     submitted_s = [max(arrivals_s)] * len(arrivals_s) if collect_first else list(arrivals_s)
-    served = _serve(submitted_s, durations_s, verifiers)
-    starts_s = tuple(start_s for start_s, _ in served)
-    ends_s = tuple(start_s + work_s for start_s, work_s in zip(starts_s, durations_s, strict=True))
-    waits_s = tuple(start_s - arrival_s for start_s, arrival_s in zip(starts_s, arrivals_s, strict=True))
+    served = serve(arrivals_s=submitted_s, works_s=durations_s, servers=verifiers)
+    waits_s = tuple(start_s - arrival_s for start_s, arrival_s in zip(served.starts_s, arrivals_s, strict=True))
+    end_s = max(served.ends_s)
     return BatchSchedule(
         arrivals_s=tuple(arrivals_s),
-        starts_s=starts_s,
-        ends_s=ends_s,
+        starts_s=served.starts_s,
+        ends_s=served.ends_s,
         waits_s=waits_s,
-        verifiers=tuple(verifier for _, verifier in served),
-        end_s=max(ends_s),
-        last=ends_s.index(max(ends_s)),
+        verifiers=served.servers,
+        end_s=end_s,
+        last=served.ends_s.index(end_s),
         busy_s=sum(durations_s),
         mean_wait_s=sum(waits_s) / len(waits_s),
     )
