@@ -16,6 +16,7 @@ from dsec.sim.running import run
 from dsec.sim.scenario_file import parse_scenario
 
 Run = Callable[[str], Result]
+Scenario = Callable[..., FleetScenario]
 
 failures = st.lists(
     st.builds(
@@ -27,43 +28,13 @@ failures = st.lists(
     ),
     max_size=4,
 )
-TEXT = """
-model = "fleet"
-duration = "60 s"
-sample_every = "1 s"
-[[nodes]]
-count = 6
-racks = 3
-memory = "16 GiB"
-maximum_sandboxes = 20
-creations_at_once = 4
-create = "200 ms"
-link = "10 Gbit/s"
-image_cache = "20 GB"
-[[workloads]]
-arrivals = { kind = "poisson", rate = "4 /s" }
-lifetime = { kind = "exponential", mean = "10 s" }
-patience = "40 s"
-[workloads.images]
-count = 30
-size = "2 GB"
-fanout = 3
-[scheduling]
-schedulers = 2
-view_every = "1 s"
-retries = { create_timeout = "5 s" }
-"""
-
-
-def scenario(**changes: object) -> FleetScenario:
-    base = parse_scenario("test", TEXT).base
-    assert isinstance(base, FleetScenario)
-    return msgspec.structs.replace(base, **changes)
 
 
 @settings(max_examples=20, deadline=None)
 @given(failures=failures, seed=st.integers(0, 1000), idempotent=st.booleans())
-def test_every_request_is_accounted_for(failures: list[Failure], seed: int, idempotent: bool) -> None:
+def test_every_request_is_accounted_for(
+    scenario: Scenario, failures: list[Failure], seed: int, idempotent: bool
+) -> None:
     rules = msgspec.structs.replace(scenario().scheduling, idempotent=idempotent)
     counts = run(scenario(failures=tuple(failures), scheduling=rules), seed=seed).counts
     assert counts["asked"] == counts["created"] + counts["given_up"] + counts["waiting_at_end"]
@@ -72,7 +43,9 @@ def test_every_request_is_accounted_for(failures: list[Failure], seed: int, idem
 
 @settings(max_examples=15, deadline=None)
 @given(failures=failures, seed=st.integers(0, 1000))
-def test_nodes_hold_what_they_say_and_never_more_than_they_may(failures: list[Failure], seed: int) -> None:
+def test_nodes_hold_what_they_say_and_never_more_than_they_may(
+    scenario: Scenario, failures: list[Failure], seed: int
+) -> None:
     model = FleetModel(scenario(failures=tuple(failures)), seed)
     fullest = 0
 
@@ -88,24 +61,24 @@ def test_nodes_hold_what_they_say_and_never_more_than_they_may(failures: list[Fa
     assert 0 < fullest <= 20
 
 
-def test_the_seed_decides_the_result(run_text: Run) -> None:
+def test_the_seed_decides_the_result(scenario: Scenario) -> None:
     one, two = run(scenario(), seed=5), run(scenario(), seed=5)
     assert one == two
     assert run(scenario(), seed=6) != one
 
 
-def test_progress_changes_nothing() -> None:
+def test_progress_changes_nothing(scenario: Scenario) -> None:
     assert run(scenario(), progress=lambda share: None) == run(scenario())
 
 
-def test_a_lost_rack_is_asked_for_again_and_answered() -> None:
+def test_a_lost_rack_is_asked_for_again_and_answered(scenario: Scenario) -> None:
     lost = scenario(failures=(Failure(at_s=30, kind="rack", which=1, for_s=10),), duration_s=120.0)
     counts = run(lost).counts
     assert counts["lost"] > 0
     assert counts["restarted"] == counts["lost"]
 
 
-def test_a_lost_schedulers_requests_are_taken_over() -> None:
+def test_a_lost_schedulers_requests_are_taken_over(scenario: Scenario) -> None:
     rules = msgspec.structs.replace(scenario().scheduling, takeover_s=3.0)
     lost = scenario(failures=(Failure(at_s=10, kind="scheduler", which=0),), scheduling=rules)
     counts = run(lost).counts
@@ -113,7 +86,7 @@ def test_a_lost_schedulers_requests_are_taken_over() -> None:
     assert counts["given_up"] == 0
 
 
-def test_retries_without_ids_leave_sandboxes_behind_and_with_ids_do_not() -> None:
+def test_retries_without_ids_leave_sandboxes_behind_and_with_ids_do_not(scenario: Scenario) -> None:
     slow = msgspec.structs.replace(scenario().workloads[0], patience_s=30.0)
     nodes = (msgspec.structs.replace(scenario().nodes[0], link_bytes_per_s=0.3e9),)
     for idempotent in (True, False):
@@ -123,7 +96,7 @@ def test_retries_without_ids_leave_sandboxes_behind_and_with_ids_do_not() -> Non
         assert (counts["leaked"] > 0) is not idempotent
 
 
-def test_peers_take_load_from_the_registry() -> None:
+def test_peers_take_load_from_the_registry(scenario: Scenario) -> None:
     shared = scenario().workloads[0]
     assert shared.images is not None
     peers = msgspec.structs.replace(shared, images=msgspec.structs.replace(shared.images, peers=True))
@@ -132,13 +105,13 @@ def test_peers_take_load_from_the_registry() -> None:
     assert together.counts["peer_bytes"] > 0
 
 
-def test_a_whole_pull_moves_what_it_must(run_text: Run) -> None:
+def test_a_whole_pull_moves_what_it_must(scenario: Scenario) -> None:
     result = run(scenario())
     assert result.counts["origin_bytes"] == result.counts["image_fetches"] * 2e9
 
 
-def test_requests_go_to_the_cloud_only_above_the_threshold() -> None:
-    text = TEXT.replace(
+def test_requests_go_to_the_cloud_only_above_the_threshold(small_fleet: str) -> None:
+    text = small_fleet.replace(
         "[[workloads]]", '[[nodes]]\nname = "rented"\ncount = 2\ncloud = true\nmemory = "8 GiB"\n[[workloads]]', 1
     )
     text += "[bursting]\nabove_share = 0.2\nuntil_share = 0.1\n"

@@ -80,6 +80,14 @@ def test_what_cannot_be_is_refused(added: str, said: str) -> None:
     assert said in refusal(FLEET + "\n" + added)
 
 
+@pytest.mark.parametrize("model", ["fleet", "rounds", "levels"])
+def test_a_warm_up_as_long_as_the_run_is_refused(model: str) -> None:
+    arrivals = 'arrivals = { kind = "uniform", rate = "1 /s" }\n'
+    text = FLEET if model == "fleet" else f'model = "{model}"\nduration = "10 s"\n{arrivals}'
+    said = refusal(text.replace('duration = "10 s"', 'duration = "10 s"\nwarmup = "10 s"'))
+    assert "`warmup` must be shorter than `duration`" in said
+
+
 def test_a_sandbox_larger_than_every_node_is_refused() -> None:
     assert "has more memory than any node" in refusal(FLEET + 'memory = "32 GiB"\n')
 

@@ -14,7 +14,6 @@ from typing import Annotated
 from msgspec import Meta
 
 from dsec.model.pool import PoolPolicy
-from dsec.model.value import Value
 from dsec.pools.actions import Create, Destroy, HandOut, PoolAction, Recycle, Refuse
 from dsec.pools.events import Created, CreationFailed, Gone, PoolEvent, Recycled, Returned, TaskArrived, Ticked
 from dsec.pools.pool import Pool
@@ -23,19 +22,17 @@ from dsec.sim.calendar import Calendar, without_garbage_collection
 from dsec.sim.distributions import Distribution, Streams, constant
 from dsec.sim.figures import Level, Samples, thinned
 from dsec.sim.result import LevelFigure, Result
+from dsec.sim.timed import TimedScenario
 
 _TICK_S = 1.0
 
 
-class LevelsScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="levels"):
+class LevelsScenario(TimedScenario, frozen=True, kw_only=True, tag_field="model", tag="levels"):
     """One pool and the tasks that ask it for sandboxes.
 
     Attributes:
-        title, question: for people.
-        seed: of all randomness.
         arrivals: of tasks.
         duration_s: how long tasks arrive.
-        warmup_s: what is measured before is forgotten.
         pool: the policy, as a live pool takes it.
         hold_s: how long a task keeps a sandbox, unless a trace says it.
         create_s: duration of a creation.
@@ -47,12 +44,7 @@ class LevelsScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="l
         sample_every_s: distance of the points of the series.
     """
 
-    title: str = ""
-    question: str = ""
-    seed: int = 0
     arrivals: Arrivals
-    duration_s: Annotated[float, Meta(gt=0)] = 3600.0
-    warmup_s: Annotated[float, Meta(ge=0)] = 0.0
     pool: PoolPolicy = PoolPolicy()
     hold_s: Distribution = constant(30.0)
     create_s: Distribution = constant(1.0)
@@ -64,8 +56,7 @@ class LevelsScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="l
     sample_every_s: Annotated[float, Meta(gt=0)] = 10.0
 
     def __post_init__(self) -> None:
-        if self.warmup_s >= self.duration_s:
-            raise ValueError("`warmup` must be shorter than `duration`")
+        super().__post_init__()
         if self.arrivals.kind == "closed":
             raise ValueError("a pool takes open arrivals: uniform, poisson, bursts or trace")
 

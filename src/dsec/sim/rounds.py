@@ -16,25 +16,23 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from dsec.model.value import Value
 from dsec.sim.arrivals import Arrivals, plan_arrivals
 from dsec.sim.calendar import Calendar, without_garbage_collection
 from dsec.sim.distributions import Distribution, Streams, constant
 from dsec.sim.figures import Figure, Level, Samples
 from dsec.sim.result import LevelFigure, Result
 from dsec.sim.stations import Station
+from dsec.sim.timed import TimedScenario
 
 _UNLIMITED = float("inf")
 _ROUNDING_S = 1e-9
 """A task that is due at 21 s and ends at 21.000000000000004 s is on time."""
 
 
-class RoundsScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="rounds"):
+class RoundsScenario(TimedScenario, frozen=True, kw_only=True, tag_field="model", tag="rounds"):
     """A stream of tasks and what serves them. Zero for a capacity means that there is no limit.
 
     Attributes:
-        title, question: for people.
-        seed: of all randomness.
         arrivals: of tasks.
         duration_s: how long tasks arrive; the run then goes on until the last is done.
         warmup_s: what is measured before this is forgotten; tasks that arrive before it are not counted.
@@ -53,12 +51,7 @@ class RoundsScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="r
         deadline_s: tasks done within it are counted; 0: none is set.
     """
 
-    title: str = ""
-    question: str = ""
-    seed: int = 0
     arrivals: Arrivals
-    duration_s: Annotated[float, Meta(gt=0)] = 3600.0
-    warmup_s: Annotated[float, Meta(ge=0)] = 0.0
     rounds: Annotated[int, Meta(ge=1, le=10_000)] = 1
     model_call_s: Distribution = constant(0.0)
     tool_s: Distribution = constant(0.0)
@@ -74,8 +67,7 @@ class RoundsScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="r
     deadline_s: Annotated[float, Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
-        if self.warmup_s >= self.duration_s:
-            raise ValueError("`warmup` must be shorter than `duration`")
+        super().__post_init__()
         if self.cores and self.tool_cores > self.cores:
             raise ValueError(
                 f"`tool_cores` {self.tool_cores:g} is more than `cores` {self.cores:g}: no tool could ever run"

@@ -13,6 +13,7 @@ from dsec.placement.policy import PlacementPolicy
 from dsec.sim.arrivals import Arrivals
 from dsec.sim.distributions import Distribution, constant
 from dsec.sim.fleet.interference import Protection
+from dsec.sim.timed import TimedScenario
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -172,12 +173,10 @@ class Bursting(Value, frozen=True, kw_only=True):
     until_share: Share = 0.7
 
 
-class FleetScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="fleet"):
+class FleetScenario(TimedScenario, frozen=True, kw_only=True, tag_field="model", tag="fleet"):
     """Nodes, workloads, schedulers and what breaks.
 
     Attributes:
-        title, question: for people.
-        seed: of all randomness.
         duration_s: how long the run is.
         warmup_s: levels and distributions of what came before are forgotten.
         sample_every_s: distance of the points of series, and of the looks at the balance between nodes.
@@ -188,11 +187,6 @@ class FleetScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="fl
         bursting: None: the cloud groups are used like others.
     """
 
-    title: str = ""
-    question: str = ""
-    seed: int = 0
-    duration_s: Positive = 3600.0
-    warmup_s: NotNegative = 0.0
     sample_every_s: Positive = 10.0
     nodes: Annotated[tuple[NodeGroup, ...], Meta(min_length=1)]
     workloads: Annotated[tuple[Workload, ...], Meta(min_length=1)]
@@ -204,8 +198,7 @@ class FleetScenario(Value, frozen=True, kw_only=True, tag_field="model", tag="fl
     bursting: Bursting | None = None
 
     def __post_init__(self) -> None:
-        if self.warmup_s >= self.duration_s:
-            raise ValueError("`warmup` must be shorter than `duration`")
+        super().__post_init__()
         largest = max(group.memory_bytes - group.free_memory_bytes for group in self.nodes)
         for workload in self.workloads:
             if workload.memory_bytes > largest:
