@@ -309,6 +309,25 @@ async def test_a_body_in_any_chunks_arrives_whole(sink: Sink, piece_bytes: int) 
     assert hashlib.sha256(body).hexdigest().encode() in answer
 
 
+async def test_a_body_in_tiny_chunks_is_held_in_as_many_pieces_as_it_came_in() -> None:
+    """An object for each chunk would take twenty times the memory that is counted."""
+    lengths: list[int] = []
+
+    class Counting(Sink):
+        async def _pieces(self, content: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+            async for piece in content:
+                lengths.append(len(piece))
+                yield piece
+
+    sink = Counting()
+    sink.takes.set()
+    async with connection(sink) as stream, anyio.create_task_group() as group:
+        group.start_soon(stream.send, put(LONG[:20_000], is_chunked=True, piece_bytes=2))
+        await responses(stream, 1)
+    assert sum(lengths) == 20_000
+    assert len(lengths) < 1000
+
+
 @pytest.mark.parametrize("source", [Sink, PipedSource])
 async def test_a_long_answer_arrives_in_order_and_the_connection_serves_on(source: type[Sink]) -> None:
     sink = source()

@@ -123,9 +123,10 @@ class LongBody:
         pieces, used = self._decoder.feed(memoryview(data))
         cycle = self._cycle
         if not cycle.response_complete:  # Otherwise nobody wants it any more.
-            for piece in pieces:
-                self._pieces.append(data if len(piece) == len(data) else bytes(piece))
-                self._held_bytes += len(piece)
+            if pieces:
+                # One object, not one for each chunk: of tiny ones they would take far more memory than is counted.
+                self._pieces.append(data if len(pieces[0]) == len(data) else b"".join(pieces))
+                self._held_bytes += len(self._pieces[-1])
             if self._held_bytes >= BODY_AHEAD_BYTES:
                 self._protocol.flow.pause_reading()
             cycle.more_body = not self._decoder.complete
