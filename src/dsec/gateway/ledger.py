@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.clock import Clock
-from dsec.base.errors import HostDiskFullError, StateCorruptedError, StateLockedError
+from dsec.base.errors import HostDiskFullError, StateLockedError
 from dsec.episode.frames import encode_frame, scan_frames
+from dsec.gateway.decoding import decode_record
 from dsec.gateway.ledger_record import AnyRecord, Attempt, Began, Ended, Opened, unknown_end
 
 FORMAT_VERSION = 1
@@ -166,22 +167,7 @@ def read_records(directory: Path) -> Iterator[AnyRecord]:
     """
     for file in ledger_files(directory):
         for document in scan_frames(file.read_bytes(), name=str(file)).documents:
-            yield _decode(file, document)
-
-
-def _decode(file: Path, document: bytes) -> AnyRecord:
-    try:
-        record = _decoder.decode(document)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StateCorruptedError(
-            f"{file} holds a record that cannot be read", detail=f"{error}: {document[:200]!r}"
-        ) from error
-    if isinstance(record, Opened) and record.version != FORMAT_VERSION:
-        raise StateCorruptedError(
-            f"{file} has version {record.version}; this program knows {FORMAT_VERSION}",
-            resolution="use the program that wrote it",
-        )
-    return record
+            yield decode_record(document, _decoder, file=file, version=FORMAT_VERSION)
 
 
 def is_held(directory: Path) -> bool:

@@ -19,6 +19,7 @@ from dsec.base.clock import Clock
 from dsec.base.errors import NotFoundError, RecordingMissError, StateCorruptedError
 from dsec.episode.frames import decode_frame, encode_frame, scan_frames
 from dsec.gateway.config import Api, GatewayConfig, Service
+from dsec.gateway.decoding import decode_record
 from dsec.gateway.failing import AttemptFailedError
 from dsec.gateway.fronts.anthropic_messages import AnthropicMessages
 from dsec.gateway.fronts.complaint import Complaint
@@ -79,7 +80,7 @@ class Recordings:
         document = decode_frame(line.removesuffix(b"\n"))
         if document is None:
             raise StateCorruptedError(f"{place.file} changed while it was replayed", resolution="start again")
-        record = _decode(place.file, document)
+        record = decode_record(document, _decoder, file=place.file, version=FORMAT_VERSION)
         assert isinstance(record, Recorded)
         return record
 
@@ -87,25 +88,10 @@ class Recordings:
         offset = 0
         for document in scan_frames(file.read_bytes(), name=str(file)).documents:
             length = len(document) + _FRAME_BYTES
-            record = _decode(file, document)
+            record = decode_record(document, _decoder, file=file, version=FORMAT_VERSION)
             if isinstance(record, Recorded) and record.is_replayed:
                 self._places.setdefault(record.fingerprint, []).append(_Place(file, offset, length))
             offset += length
-
-
-def _decode(file: Path, document: bytes) -> Opened | Recorded:
-    try:
-        record = _decoder.decode(document)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StateCorruptedError(
-            f"{file} holds a record that cannot be read", detail=f"{error}: {document[:200]!r}"
-        ) from error
-    if isinstance(record, Opened) and record.version != FORMAT_VERSION:
-        raise StateCorruptedError(
-            f"{file} has version {record.version}; this program knows {FORMAT_VERSION}",
-            resolution="use the program that wrote it",
-        )
-    return record
 
 
 class ReplayAnswer:
