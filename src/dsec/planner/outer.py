@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsec.base.errors import CapabilityMissingError
 from dsec.planner.folding import QUANTILE, Hold, folded_peak, poisson_peak
+from dsec.planner.libraries import missing_library
 from dsec.planner.profile import Profile, make_profile
 from dsec.planner.workload import Billing, Pattern, PolicyKind, Service, TaskClass, Workload
 
@@ -194,11 +194,7 @@ def numeric() -> Any:
         import numpy
         import scipy.special  # noqa: F401
     except ModuleNotFoundError as error:
-        raise CapabilityMissingError(
-            "planning needs libraries that are not installed",
-            detail=str(error),
-            resolution="pip install 'dsec[planning]'",
-        ) from error
+        raise missing_library(error) from error
     return numpy
 
 

@@ -12,8 +12,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from dsec.base.errors import CapabilityMissingError, InvalidRequestError
+from dsec.base.errors import InvalidRequestError
 from dsec.planner.dimension import BASE_UNITS, PURE, Dimension
+from dsec.planner.libraries import missing_library
 
 _PREFIXES = {
     "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
@@ -61,11 +62,7 @@ def _registry() -> Any:
     try:
         import pint
     except ModuleNotFoundError as error:
-        raise CapabilityMissingError(
-            "planning needs libraries that are not installed",
-            detail=str(error),
-            resolution="pip install 'dsec[planning]'",
-        ) from error
+        raise missing_library(error) from error
     registry: Any = pint.UnitRegistry(None)
     for prefix, scale in _PREFIXES.items():
         registry.define(f"{prefix}- = {scale}")
