@@ -44,13 +44,18 @@ class Race:
         Raises:
             AttemptFailedError: nobody did; `errors` has every failure, and every attempt has its end.
         """
-        async with anyio.create_task_group() as group:
-            self._group = group
-            group.start_soon(self._open, self._lead, self._target)
-            with anyio.move_on_after(self._after_s):
-                await self._lead_over.wait()
-            if not self._lead_over.is_set():
-                group.start_soon(self._second)
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                group.start_soon(self._open, self._lead, self._target)
+                with anyio.move_on_after(self._after_s):
+                    await self._lead_over.wait()
+                if not self._lead_over.is_set():
+                    group.start_soon(self._second)
+        except anyio.get_cancelled_exc_class():
+            if self._won is not None:
+                self._won[0].abandon()  # It began to answer at the moment in which nobody wanted it any more.
+            raise
         if self._won is None:
             raise self.errors[-1]
         return self._won
@@ -70,14 +75,21 @@ class Race:
             self.errors.append(error)
         except anyio.get_cancelled_exc_class():
             if self._won is not None:
-                lost = Failure(kind=FailureKind.CANCELLED, brief="another attempt of the call was quicker")
-                attempt.end(Outcome.CANCELLED, failure=lost)
+                _lose(attempt)
             else:
                 attempt.abandon()
             raise
         else:
-            self._won = self._won or (attempt, first)
+            if self._won is None:
+                self._won = attempt, first
+            else:
+                _lose(attempt)  # Both began at once, so that no cancellation came in time.
             self._group.cancel_scope.cancel()
         finally:
             if attempt is self._lead:
                 self._lead_over.set()
+
+
+def _lose(attempt: Attempt) -> None:
+    lost = Failure(kind=FailureKind.CANCELLED, brief="another attempt of the call was quicker")
+    attempt.end(Outcome.CANCELLED, failure=lost)
