@@ -129,7 +129,7 @@ def test_a_node_that_numbers_nothing_is_believed_when_asked_after_its_answer(
     engine.observe(make_view(sandboxes=2, version=2, holds=1), 1.5, age_s=1.0)  # Asked for at 0.5.
     assert len(state(engine, "node-0").recent) == 1
     engine.observe(make_view(sandboxes=2, version=3, holds=1), 2.5, age_s=0.5)
-    assert state(engine, "node-0").recent == []
+    assert state(engine, "node-0").recent == {}
 
 
 def state(engine: PlacementEngine, node: str) -> Any:
@@ -155,7 +155,7 @@ def test_a_new_life_of_a_node_forgets_what_was_placed_in_the_old_one(
     engine.created(request.sandbox_id, "node-0", 0.1, ticket=51)
     # It counts from nothing again, so that its number is below the ticket.
     engine.observe(make_view(incarnation=2, creations_seen=0, holds=3), 1.0)
-    assert (state(engine, "node-0").recent, state(engine, "node-0").sandboxes) == ([], 3)
+    assert (state(engine, "node-0").recent, state(engine, "node-0").sandboxes) == ({}, 3)
 
 
 # Idempotency.

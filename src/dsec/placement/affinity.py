@@ -31,6 +31,9 @@ class AffinityMode(enum.Enum):
     SOFT = "soft"
 
 
+_OFF = AffinityMode.OFF  # Looking up a member of an enumeration is a call in this version of Python.
+
+
 class GroupBy(enum.Enum):
     """What makes sandboxes one group: the name of a field of `PlacementRequest`."""
 
@@ -64,7 +67,7 @@ class AffinityPolicy(Value, frozen=True):
 
     def group(self, request: PlacementRequest) -> str:
         """Return the group of a request; empty if it has none."""
-        if self.mode is AffinityMode.OFF:
+        if self.mode is _OFF:
             return ""
         return request.task_id if self.group_by is GroupBy.TASK_ID else request.job_id
 

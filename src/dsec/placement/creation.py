@@ -94,7 +94,10 @@ class Creation:
     Attributes:
         tries: how often a node was asked.
         ladders: how often the ladder of retries was climbed, or room was looked for, in vain.
+        step: what is to be done now; None before the beginning. Only to be read.
     """
+
+    __slots__ = ("_engine", "_failures", "_retry", "ladders", "request", "step", "tries")
 
     def __init__(self, request: PlacementRequest, engine: PlacementEngine, retry: RetryPolicy | None = None) -> None:
         self.request = request
@@ -103,12 +106,7 @@ class Creation:
         self._engine = engine
         self._retry = retry or RetryPolicy()
         self._failures = 0
-        self._step: Step | None = None
-
-    @property
-    def step(self) -> Step | None:
-        """What is to be done now; None before the beginning."""
-        return self._step
+        self.step: Step | None = None
 
     def begin(self, now_s: float) -> Step:
         """Choose the first node."""
@@ -120,7 +118,7 @@ class Creation:
         Raises:
             InvalidStateError: it is not pausing.
         """
-        if not isinstance(self._step, Pause):
+        if not isinstance(self.step, Pause):
             raise InvalidStateError(
                 f"the creation of {self.request.sandbox_id} is not pausing", resolution="call resume after a Pause"
             )
@@ -137,7 +135,8 @@ class Creation:
         """Take a node's word that the sandbox is there; return also what to remove if that node was given up before."""
         orphan = self._engine.created(self.request.sandbox_id, node, now_s, ticket=ticket, view=view)
         if self._awaits(node):
-            self._step = Done(node=node)
+            self.step = done = Done(node=node)
+            return done, orphan
         return self._known(), orphan
 
     def rejected(self, node: str, now_s: float, *, view: NodeView | None = None) -> Step:
@@ -172,35 +171,35 @@ class Creation:
         self._engine.withdraw(self.request.sandbox_id, now_s, blame=error.fault is Fault.PLATFORM)
         pause_s = self._retry.pause_s(self.ladders + 1) if error.retryable else None
         if pause_s is None:
-            self._step = GiveUp(error=error, reason=decision.reason)
-            return self._step
+            self.step = GiveUp(error=error, reason=decision.reason)
+            return self.step
         return self._pause(now_s + pause_s, decision.reason)
 
     def _pause(self, until_s: float, reason: str) -> Step:
         self.ladders += 1
         self._failures = 0
-        self._step = Pause(until_s=until_s, reason=reason)
-        return self._step
+        self.step = Pause(until_s=until_s, reason=reason)
+        return self.step
 
     def _go(self, outcome: Placement | Refusal, now_s: float, *, delay_s: float = 0.0) -> Step:
         if isinstance(outcome, Placement):
             self.tries += 1
             at_s = now_s + delay_s
             deadline_s = at_s + self._retry.create_timeout_s
-            self._step = Send(node=outcome.node, at_s=at_s, deadline_s=deadline_s, placement=outcome)
-            return self._step
+            self.step = Send(node=outcome.node, at_s=at_s, deadline_s=deadline_s, placement=outcome)
+            return self.step
         pause_s = self._retry.pause_s(self.ladders + 1) if outcome.retryable else None
         if pause_s is not None:
             return self._pause(now_s + pause_s, outcome.brief)
-        self._step = GiveUp(error=outcome.error(), reason=outcome.brief)
-        return self._step
+        self.step = GiveUp(error=outcome.error(), reason=outcome.brief)
+        return self.step
 
     def _awaits(self, node: str) -> bool:
-        return isinstance(self._step, Send) and self._step.node == node
+        return isinstance(self.step, Send) and self.step.node == node
 
     def _known(self) -> Step:
-        if self._step is None:
+        if self.step is None:
             raise InvalidStateError(
                 f"the creation of {self.request.sandbox_id} has not begun", resolution="call begin first"
             )
-        return self._step
+        return self.step

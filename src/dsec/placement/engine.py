@@ -53,6 +53,10 @@ from dsec.placement.trust import smoothed
 from dsec.placement.view import NodeView
 
 _MASK = 0xFFFFFFFF
+_CHOICE, _SCAN = (
+    Reason.CHOICE,
+    Reason.SCAN,
+)  # Looking up a member of an enumeration is a call in this version of Python.
 
 
 class PlacementEngine:
@@ -141,7 +145,7 @@ class PlacementEngine:
             load = node.load_with(increment)
         if load > 1.0:
             return self._place_by_choice(index, request, (), now_s, draws=self.policy.draws - 1)
-        return self._send(index, request, node, load, Reason.CHOICE, (), now_s)
+        return self._send(index, request, node, load, _CHOICE, (), now_s)
 
     def _place_by_choice(
         self,
@@ -215,7 +219,7 @@ class PlacementEngine:
         if self._doubts:
             self._doubts.settle(request.sandbox_id, node.name)
         self._placed += 1
-        if reason is Reason.SCAN:
+        if reason is _SCAN:
             self._scanned += 1
         return Placement(
             sandbox_id=request.sandbox_id, node=node.name, number=proposal.number, load=load, reason=reason
@@ -234,11 +238,12 @@ class PlacementEngine:
 
     def admitted(self, sandbox_id: str, node: str, ticket: int, now_s: float) -> None:
         """Note that a node took the creation and gave it a number; the sandbox is not there yet."""
-        proposal = self._current(sandbox_id, node)
-        if proposal is not None:
+        proposal = self._proposals.get(sandbox_id)
+        if proposal is not None and proposal.node.name == node:
             proposal.ticket = ticket
             self.fleet.heard(proposal.node, now_s)
-            self._forget_if_shown(proposal)
+            if ticket <= proposal.node.view.creations_seen:
+                self._forget_if_shown(proposal)
 
     def created(
         self,
@@ -263,15 +268,16 @@ class PlacementEngine:
         state = self.fleet.get(node)
         if state is not None:
             self.fleet.heard(state, now_s)
-        proposal = self._current(sandbox_id, node)
-        if proposal is None:
+        proposal = self._proposals.get(sandbox_id)
+        if proposal is None or proposal.node.name != node:
+            proposal = None
             orphan = self._doubts.late(sandbox_id, node, now_s)
         else:
             orphan = None
             self._succeeded(proposal, now_s, ticket)
         if view is not None:
             self.fleet.observe(view, now_s, 0.0)
-        if proposal is not None:
+        if proposal is not None and proposal.ticket <= proposal.node.view.creations_seen:
             self._forget_if_shown(proposal)
         return orphan
 
@@ -282,16 +288,18 @@ class PlacementEngine:
             return
         proposal.accepted_at_s = now_s
         took_s = max(0.0, now_s - proposal.placed_at_s)
-        before = proposal.node.trust.score
-        proposal.node.trust.succeeded(took_s, self._usual_creation_s, self.policy.trust)
+        node, usual_s, policy = proposal.node, self._usual_creation_s, self.policy.trust
+        before = node.trust.score
+        node.trust.succeeded(took_s, usual_s, policy)
         # A slow node may be a large part of the fleet: bounded, it moves the usual time little.
-        most_s = max(2.0 * (self._usual_creation_s or 0.0), self.policy.trust.slow_least_s)
-        self._usual_creation_s = smoothed(self._usual_creation_s, min(took_s, most_s))
-        if proposal.node.trust.score != before or not proposal.node.offered:
-            self.fleet.reconsider(proposal.node, now_s)
-        self._answered.append(proposal)
-        while len(self._answered) > self.policy.remembered:
-            oldest = self._answered.popleft()
+        most_s = max(2.0 * (usual_s or 0.0), policy.slow_least_s)
+        self._usual_creation_s = smoothed(usual_s, took_s if took_s < most_s else most_s)
+        if node.trust.score != before or not node.offered:
+            self.fleet.reconsider(node, now_s)
+        answered = self._answered
+        answered.append(proposal)
+        while len(answered) > self.policy.remembered:
+            oldest = answered.popleft()
             sandbox_id = oldest.request.sandbox_id
             if self._proposals.get(sandbox_id) is oldest:  # Its id may be in use again.
                 del self._proposals[sandbox_id]
@@ -409,7 +417,7 @@ class PlacementEngine:
     def ended(self, sandbox_id: str) -> None:
         """Forget a sandbox that is gone, so that its id may be used anew."""
         proposal = self._proposals.pop(sandbox_id, None)
-        if proposal is not None:
+        if proposal is not None and proposal in proposal.node.recent:
             self._lighten(proposal)
 
     # What is left over.

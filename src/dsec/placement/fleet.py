@@ -114,7 +114,9 @@ class Fleet:
             if not is_newer(view, before):
                 return False
             self.learn(*state.take(view, as_of_s))
-            changed = view.features != before.features or view.capacity != before.capacity
+            changed = view.features != before.features or (
+                view.capacity is not before.capacity and view.capacity != before.capacity
+            )
             self._review(state, now_s, reindex=changed)
             self.lightened(state)
         return True
@@ -127,7 +129,8 @@ class Fleet:
 
     def heard(self, state: NodeState, now_s: float) -> None:
         """Note a sign of life."""
-        state.heard_s = max(state.heard_s, now_s)
+        if now_s > state.heard_s:
+            state.heard_s = now_s
         if not state.offered:
             self.reconsider(state, now_s)
 
@@ -160,7 +163,8 @@ class Fleet:
         self.panic = heard < ageing.panic_share * len(self._states)
         self._measure(now_s)
         for state in states:
-            state.trust.recover(passed_s, self._policy.trust)
+            if state.trust.score < 1.0:
+                state.trust.recover(passed_s, self._policy.trust)
             self._review(state, now_s)
         self._accept_all()
 

@@ -2,7 +2,8 @@
 
 The sum is what is compared in each decision, so that it is kept up to date: a placement adds its increment, a
 rejection takes it away, and a new view starts it anew from the view and from those placements that the view cannot
-have seen.
+have seen. The placements' own sum is kept apart, so that a view that ages, which happens far more often, costs the same
+however many there are: whole numbers add up to the same in any order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dsec.placement.trust import Trust
 from dsec.placement.view import Health, NodeView
 
 NO_TICKET = -1
+_ACCEPTING = Health.ACCEPTING  # Looking up a member of an enumeration is a call in this version of Python.
 
 
 class Proposal(msgspec.Struct, eq=False):
@@ -57,7 +59,7 @@ class NodeState:
         view: the last report.
         as_of_s: when the report was asked for, on the scheduler's clock.
         heard_s: when the node was last heard of, by a report or by an answer.
-        recent: own placements that the view does not show.
+        recent: own placements that the view does not show; the keys of a dictionary, so that each is found at once.
         own_weight: what each of the recent placements counts for in the order among nodes.
         cpu_millis, memory_bytes, sandboxes, creating: of the view and the weighted recent placements together.
         own_cpu_millis, own_memory_bytes, own_sandboxes: of the recent placements, each counted once.
@@ -75,9 +77,10 @@ class NodeState:
 
     def __init__(self, view: NodeView, rank: int, as_of_s: float, *, overlay: bool = True, own_weight: int = 1) -> None:
         self.name, self.rank, self.overlay, self.own_weight = view.node, rank, overlay, own_weight
-        self.recent: list[Proposal] = []
+        self.recent: dict[Proposal, None] = {}
         self.trust = Trust()
         self.view_weight, self.mean = 1.0, NOTHING
+        self.own_cpu_millis = self.own_memory_bytes = self.own_sandboxes = 0.0
         self.offered = False
         self.heard_s = as_of_s
         self.view = view
@@ -90,20 +93,24 @@ class NodeState:
             How many creations the new view shows that the old one did not, and how many of them are known as own ones.
             Of a node in a new life nothing can be said: (0, 0).
         """
-        before = self.recent
-        same_life = view.incarnation == self.view.incarnation
-        grown = view.creations_seen - self.view.creations_seen if same_life else 0
-        grown = min(
-            max(0, grown), view.capacity.sandboxes
-        )  # What a node invents must not count for more than it holds.
-        self.recent = [proposal for proposal in before if same_life and not shown_by(proposal, view, as_of_s)]
+        before, last = self.recent, self.view
+        same_life = view.incarnation == last.incarnation
+        grown = view.creations_seen - last.creations_seen if same_life else 0
+        # What a node invents must not count for more than it holds.
+        grown = min(max(0, grown), view.capacity.sandboxes)
+        if before:
+            self.recent = {one: None for one in before if not shown_by(one, view, as_of_s)} if same_life else {}
         self.view, self.as_of_s = view, as_of_s
-        self.heard_s = max(self.heard_s, as_of_s)
+        if as_of_s > self.heard_s:
+            self.heard_s = as_of_s
         capacity = view.capacity
-        self.cpu_capacity = float(capacity.cpu_millis)
-        self.memory_capacity = float(capacity.memory_bytes)
-        self.sandboxes_capacity = float(capacity.sandboxes)
-        self.creations_capacity = float(capacity.creations)
+        if capacity is not last.capacity or view is last:
+            self.cpu_capacity = float(capacity.cpu_millis)
+            self.memory_capacity = float(capacity.memory_bytes)
+            self.sandboxes_capacity = float(capacity.sandboxes)
+            self.creations_capacity = float(capacity.creations)
+        if before:
+            self._sum_own()
         self._sum()
         return grown, len(before) - len(self.recent) if same_life else 0
 
@@ -121,38 +128,46 @@ class NodeState:
 
     def _sum(self) -> None:
         used = aged(self.view.used, self.view.capacity, self.view_weight, self.mean)
-        self.cpu_millis, self.memory_bytes = float(used.cpu_millis), float(used.memory_bytes)
-        self.sandboxes, self.creating = float(used.sandboxes), float(used.creating)
-        self.own_cpu_millis = self.own_memory_bytes = self.own_sandboxes = 0.0
-        if self.overlay:
-            for proposal in self.recent:
-                self._count(proposal.increment, 1.0)
+        weight = self.own_weight
+        own = weight * self.own_sandboxes
+        self.cpu_millis = used.cpu_millis + weight * self.own_cpu_millis
+        self.memory_bytes = used.memory_bytes + weight * self.own_memory_bytes
+        self.sandboxes, self.creating = used.sandboxes + own, used.creating + own
+
+    def _sum_own(self) -> None:
+        cpu_millis = memory_bytes = 0.0
+        recent = self.recent if self.overlay else {}
+        for proposal in recent:
+            increment = proposal.increment
+            cpu_millis += increment.cpu_millis
+            memory_bytes += increment.memory_bytes
+        self.own_cpu_millis, self.own_memory_bytes, self.own_sandboxes = cpu_millis, memory_bytes, float(len(recent))
 
     def _count(self, increment: Increment, sign: float) -> None:
-        self.own_cpu_millis += sign * increment.cpu_millis
-        self.own_memory_bytes += sign * increment.memory_bytes
-        self.own_sandboxes += sign
         weight = sign * self.own_weight
-        self.cpu_millis += weight * increment.cpu_millis
-        self.memory_bytes += weight * increment.memory_bytes
+        cpu_millis, memory_bytes = increment.cpu_millis, increment.memory_bytes
+        self.own_cpu_millis += sign * cpu_millis
+        self.own_memory_bytes += sign * memory_bytes
+        self.own_sandboxes += sign
+        self.cpu_millis += weight * cpu_millis
+        self.memory_bytes += weight * memory_bytes
         self.sandboxes += weight
         self.creating += weight
 
     def add(self, proposal: Proposal) -> None:
         """Count a placement."""
-        self.recent.append(proposal)
+        self.recent[proposal] = None
         if self.overlay:
             self._count(proposal.increment, 1.0)
 
     def drop(self, proposal: Proposal) -> bool:
         """Count a placement no more; return False, with nothing done, if a view has taken its place."""
-        for at, one in enumerate(self.recent):
-            if one is proposal:
-                del self.recent[at]
-                if self.overlay:
-                    self._count(proposal.increment, -1.0)
-                return True
-        return False
+        if proposal not in self.recent:
+            return False
+        del self.recent[proposal]
+        if self.overlay:
+            self._count(proposal.increment, -1.0)
+        return True
 
     def rank_with(self, increment: Increment) -> float:
         """Return what nodes are compared by: the load after one more such sandbox, and after what others are doing."""
@@ -192,7 +207,7 @@ class NodeState:
 
     def wants_work(self) -> bool:
         """Say whether the node itself takes sandboxes."""
-        return self.view.health is Health.ACCEPTING
+        return self.view.health is _ACCEPTING
 
 
 def shown_by(proposal: Proposal, view: NodeView, as_of_s: float) -> bool:

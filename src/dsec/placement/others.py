@@ -55,7 +55,8 @@ class Others:
         self._own += own
         if self._own < ENOUGH:
             return False
-        ratio = min(float(LARGEST), max(1.0, self._all / self._own))
+        ratio = self._all / self._own
+        ratio = 1.0 if ratio < 1.0 else min(ratio, float(LARGEST))
         if self._own >= MEMORY:
             self._all /= 2.0
             self._own /= 2.0

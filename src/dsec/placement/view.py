@@ -122,12 +122,14 @@ class NodeView(Value, frozen=True):
             raise InvalidRequestError(
                 f"a node is called {self.node[:80]!r}", resolution=f"a name has 1 to {LONGEST_NAME} characters"
             )
-        if len(self.features) > MOST_FEATURES or any(len(feature) > LONGEST_NAME for feature in self.features):
+        features = self.features
+        if len(features) > MOST_FEATURES or max(map(len, features), default=0) > LONGEST_NAME:
             raise InvalidRequestError(
                 f"{self.node} declares {len(self.features)} features",
                 resolution=f"declare at most {MOST_FEATURES}, each of at most {LONGEST_NAME} characters",
             )
-        if len(self.note) > LONGEST_NOTE or min(self.incarnation, self.version, self.creations_seen) < 0:
+        negative = self.incarnation < 0 or self.version < 0 or self.creations_seen < 0
+        if negative or len(self.note) > LONGEST_NOTE:
             raise InvalidRequestError(
                 f"{self.node} reports a note of {len(self.note)} characters, incarnation {self.incarnation}, "
                 f"version {self.version}, {self.creations_seen} creations",
@@ -137,4 +139,6 @@ class NodeView(Value, frozen=True):
 
 def is_newer(view: NodeView, than: NodeView | None) -> bool:
     """Say whether `view` supersedes `than` of the same node."""
-    return than is None or (view.incarnation, view.version) > (than.incarnation, than.version)
+    if than is None or view.incarnation > than.incarnation:
+        return True
+    return view.incarnation == than.incarnation and view.version > than.version

@@ -18,6 +18,7 @@ the edge from pressure, overcommit as the normal state.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 import msgspec
 
@@ -169,6 +170,9 @@ _GAUGES = (
     ),
 )
 
+_measured_by = attrgetter(*(gauge.name for gauge in _GAUGES))
+_ADMITTED = Verdict()
+
 
 class Admission:
     """Judge one creation after another; remembers which bounds were passed and are not well again."""
@@ -180,12 +184,13 @@ class Admission:
     def judge(self, pressure: Pressure) -> Verdict:
         """Return whether one more sandbox is admitted at this pressure."""
         refusals = tuple(self._refusals(pressure))
+        if not refusals and not self._refusing:
+            return _ADMITTED
         self._refusing = {refusal.gauge for refusal in refusals}
         return Verdict(refusals=refusals)
 
     def _refusals(self, pressure: Pressure) -> Iterator[Refusal]:
-        for gauge in _GAUGES:
-            measured = getattr(pressure, gauge.name)
+        for gauge, measured in zip(_GAUGES, _measured_by(pressure), strict=True):
             if measured is None:
                 continue
             threshold = self._threshold(gauge)

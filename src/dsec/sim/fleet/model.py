@@ -58,6 +58,9 @@ class FleetModel:
         self._gate = None if scenario.bursting is None else CloudGate(scenario.bursting, self.nodes)
         self._ids = count()
         self._idempotent = scenario.scheduling.idempotent
+        # A bound method is an object. Made once, it is not made, kept and freed with each of a day's ten million events.
+        self._arrives, self._is_created, self._ends = self._arrive, self._created, self._end_trajectory
+        self._runs_tool, self._ends_tool = self._run_tool, self._end_tool
 
     def _kind(self, number: int, streams: Streams, directory: Path) -> WorkloadState:
         workload = self._scenario.workloads[number]
@@ -124,7 +127,7 @@ class FleetModel:
         kind, numbers = what
         number = next(numbers)  # type: ignore[call-overload]
         if number + 1 < len(kind.times_s):
-            self.calendar.at(kind.times_s[number + 1], self._arrive, what)
+            self.calendar.at(kind.times_s[number + 1], self._arrives, what)
         lifetime_s = None if kind.durations_s is None else kind.durations_s[number]
         self._ask(now_s, kind, kind.groups[number], lifetime_s)
 
@@ -134,7 +137,7 @@ class FleetModel:
     def _ask(self, now_s: float, kind: WorkloadState, group: int, lifetime_s: float | None = None) -> None:
         number = next(self._ids)
         if kind.images is None:
-            image, task = None, f"t{kind.number}.{group}"
+            image, task = None, kind.names_of(group)[1]
         else:
             image, task_number = kind.images.next(group)
             task = f"t{kind.number}.{task_number}"
@@ -192,7 +195,7 @@ class FleetModel:
         if known is not None:
             self._find_again(now_s, known, sandbox)
         elif node.admits():
-            if sandbox.sandbox_id in node.works:
+            if not self._idempotent and sandbox.sandbox_id in node.works:
                 self.measures.duplicates += 1
             work = node.take(sandbox, creation, now_s)
             self._schedulers.engine_of(sandbox).admitted(sandbox.sandbox_id, node.name, work.ticket, now_s)
@@ -211,17 +214,21 @@ class FleetModel:
             self._answer(now_s, work)
 
     def _start_next(self, now_s: float, node: SimNode) -> None:
-        while node.queue and node.creating < node.group.creations_at_once:
-            work = node.queue.popleft()
+        queue = node.queue
+        while queue and node.creating < node.creations_at_once:
+            work = queue.popleft()
             node.creating += 1
             work.begun_s = now_s
-            self._images.fetch(now_s, work)
+            if work.sandbox.image is None:
+                self._have_image(now_s, work)
+            else:
+                self._images.fetch(now_s, work)
 
     def _have_image(self, now_s: float, work: Work) -> None:
         if work.sandbox.image is not None:
             self.measures.image_s.add(now_s - work.begun_s)
-        work.ends_s = now_s + self._create_s[work.node.group.name]()
-        self.calendar.at(work.ends_s, self._created, work)
+        work.ends_s = ends_s = now_s + self._create_s[work.node.group.name]()
+        self.calendar.at(ends_s, self._is_created, work)
 
     def _created(self, now_s: float, work: Work) -> None:
         node = work.node
@@ -238,7 +245,7 @@ class FleetModel:
         sandbox, node = work.sandbox, work.node
         step, _ = work.creation.created(node.name, now_s, ticket=work.ticket)
         is_wanted = not sandbox.ended and sandbox.node is None and work.creation is sandbox.creation
-        if is_wanted and isinstance(step, Done) and step.node == node.name:
+        if is_wanted and type(step) is Done and step.node == node.name:
             self._forget_work(work)
             self._stand(now_s, sandbox, node)
         elif self._idempotent:
@@ -306,6 +313,7 @@ class FleetModel:
     def _stand(self, now_s: float, sandbox: SimSandbox, node: SimNode) -> None:
         measures, kind = self.measures, sandbox.kind
         sandbox.node = node
+        sandbox.creation = None  # Nobody asks it any more, and 380,000 of them are a third of a unit's memory.
         node.residents[sandbox.sandbox_id] = sandbox
         self._schedulers.answered(sandbox)
         measures.created += 1
@@ -315,7 +323,7 @@ class FleetModel:
         measures.create_s.add(now_s - sandbox.asked_s)
         measures.waiting.add(now_s, -1)
         measures.running.add(now_s, 1)
-        if node.group.cloud:
+        if node.cloud:
             measures.cloud.add(now_s, 1)
         sandbox.trajectories_left = max(1, round(kind.trajectories()))
         if not kind.has_rounds:
@@ -324,7 +332,7 @@ class FleetModel:
 
     def _use_cores(self, node: SimNode, kind: WorkloadState, cores: float) -> None:
         node.cores += cores
-        if kind.workload.best_effort:
+        if kind.best_effort:
             node.best_effort_cores += cores
 
     def _begin_trajectory(self, now_s: float, sandbox: SimSandbox) -> None:
@@ -333,10 +341,10 @@ class FleetModel:
             return
         if kind.has_rounds:
             sandbox.rounds_left = max(1, round(kind.rounds()))
-            self.calendar.at(now_s + kind.model_call_s(), self._run_tool, sandbox)
+            self.calendar.at(now_s + kind.model_call_s(), self._runs_tool, sandbox)
         else:
             lifetime_s = kind.lifetime_s() if sandbox.lifetime_s is None else sandbox.lifetime_s
-            self.calendar.at(now_s + lifetime_s, self._end_trajectory, sandbox)
+            self.calendar.at(now_s + lifetime_s, self._ends, sandbox)
 
     def _run_tool(self, now_s: float, sandbox: SimSandbox) -> None:
         """The model has decided. The tool runs at the speed that the node has for it now."""
@@ -352,7 +360,7 @@ class FleetModel:
         else:
             self.measures.step_s.add(took_s)
             self.measures.slowdown.add(factor)
-        self.calendar.at(now_s + took_s, self._end_tool, sandbox)
+        self.calendar.at(now_s + took_s, self._ends_tool, sandbox)
 
     def _slowdown(self, node: SimNode, kind: WorkloadState) -> float:
         """Return by how much a tool is slower than alone: by waiting for cores, and by neighbours.
@@ -378,14 +386,14 @@ class FleetModel:
         self._use_cores(sandbox.node, kind, -kind.workload.tool_cores)
         sandbox.rounds_left -= 1
         if sandbox.rounds_left:
-            self.calendar.at(now_s + kind.model_call_s(), self._run_tool, sandbox)
+            self.calendar.at(now_s + kind.model_call_s(), self._runs_tool, sandbox)
         else:
             self._end_trajectory(now_s, sandbox)
 
     def _end_trajectory(self, now_s: float, sandbox: SimSandbox) -> None:
         if sandbox.ended:
             return
-        snapshot_bytes = sandbox.kind.workload.snapshot_bytes
+        snapshot_bytes = sandbox.kind.snapshot_bytes
         if snapshot_bytes:
             self.calendar.at(self._store.reserve(now_s, snapshot_bytes), self._complete, sandbox)
         else:
@@ -418,7 +426,7 @@ class FleetModel:
 
     def _leave(self, now_s: float, sandbox: SimSandbox, node: SimNode) -> None:
         self.measures.running.add(now_s, -1)
-        if node.group.cloud:
+        if node.cloud:
             self.measures.cloud.add(now_s, -1)
         self._schedulers.engine_of(sandbox).ended(sandbox.sandbox_id)
 

@@ -63,6 +63,7 @@ class SimNode:
 
     Attributes:
         name, group, rack: which.
+        cloud, creations_at_once: of the group, looked up for every sandbox.
         life: its incarnation; grows when it starts anew.
         alive: whether it answers.
         opens_s: it takes nothing before; rented machines need time.
@@ -76,13 +77,14 @@ class SimNode:
     """
 
     __slots__ = (
-        "_capacity", "_features", "_version", "admission", "alive", "best_effort_cores", "cache", "cores", "creating",
-        "down", "group", "held", "life", "memory_bytes", "name", "opens_s", "queue", "rack", "residents", "seen", "up",
+        "_capacity", "_features", "_version", "admission", "alive", "best_effort_cores", "cache", "cloud", "cores", "creating",
+        "creations_at_once", "down", "group", "held", "life", "memory_bytes", "name", "opens_s", "queue", "rack", "residents", "seen", "up",
         "works",
     )  # fmt: skip
 
     def __init__(self, name: str, group: NodeGroup, rack: int) -> None:
         self.name, self.group, self.rack = name, group, rack
+        self.cloud, self.creations_at_once = group.cloud, group.creations_at_once
         self.alive = True
         self.opens_s = 0.0
         self.life = 1
@@ -114,7 +116,7 @@ class SimNode:
     def admits(self) -> bool:
         """Ask the node's admission whether it takes one more."""
         pressure = Pressure(sandboxes=self.held, memory_available_bytes=self.group.memory_bytes - self.memory_bytes)
-        return self.admission.judge(pressure).admitted
+        return not self.admission.judge(pressure).refusals
 
     def take(self, sandbox: SimSandbox, creation: Creation, now_s: float) -> Work:
         """Admit a creation; it then waits in the queue, and its memory is counted."""

@@ -31,7 +31,7 @@ class SimSandbox:
         lifetime_s: how long it lives, from a trace; None: as its workload says.
         memory_bytes: what it uses.
         asked_s: when it was asked for.
-        creation: the creation under way, or the one that made it.
+        creation: the creation under way; None before and after.
         scheduler: which scheduler has it.
         node: where it stands.
         ended: it stands no more, or was given up.
@@ -69,6 +69,8 @@ class WorkloadState:
         self.closed = workload.arrivals.kind == "closed"
         self.memory_bytes = round(workload.memory_bytes * workload.memory_share)
         self.cores = workload.cpu_millis * workload.cpu_share / 1000
+        # Looked up for every sandbox: one step instead of two.
+        self.best_effort, self.snapshot_bytes = workload.best_effort, workload.snapshot_bytes
         self.lifetime_s = streams.draws(name + "lifetime", workload.lifetime_s)
         self.rounds = streams.draws(name + "rounds", workload.rounds)
         self.model_call_s = streams.draws(name + "model", workload.model_call_s)
@@ -77,9 +79,16 @@ class WorkloadState:
         self.has_rounds = workload.rounds.expected() > 0
         self.images = None if workload.images is None else ImageChoice(number, workload.images, streams)
         shape = Shape(cpu_millis=workload.cpu_millis, memory_bytes=workload.memory_bytes, disk_bytes=0)
+        self._named, self._names = -1, ("", "")
         self.anywhere = shape
         self.own = _needing(shape, OWN)
         self.cloud = _needing(shape, CLOUD)
+
+    def names_of(self, group: int) -> tuple[str, str]:
+        """Return the ids of a group's job and of its only task. Arrivals of a group mostly follow each other."""
+        if group != self._named:
+            self._named, self._names = group, (f"j{self.number}.{group}", f"t{self.number}.{group}")
+        return self._names
 
 
 def _needing(shape: Shape, feature: str) -> Shape:

@@ -100,7 +100,7 @@ class Schedulers:
             sandbox_id=sandbox.sandbox_id,
             shape=shape,
             task_id=sandbox.task,
-            job_id=f"j{sandbox.kind.number}.{sandbox.group}",
+            job_id=sandbox.kind.names_of(sandbox.group)[0],
         )
         sandbox.creation = creation = Creation(request, scheduler.engine, self._rules.retries)
         if not self._rules.decision_s:
