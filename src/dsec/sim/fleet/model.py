@@ -58,7 +58,7 @@ class FleetModel:
         self._gate = None if scenario.bursting is None else CloudGate(scenario.bursting, self.nodes)
         self._ids = count()
         self._idempotent = scenario.scheduling.idempotent
-        # A bound method is an object. Made once, it is not made, kept and freed with each of a day's ten million events.
+        # A bound method is an object: made once, not made, kept and freed with each of nine million events.
         self._arrives, self._is_created, self._ends = self._arrive, self._created, self._end_trajectory
         self._runs_tool, self._ends_tool = self._run_tool, self._end_tool
 

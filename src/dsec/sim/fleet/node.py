@@ -77,9 +77,9 @@ class SimNode:
     """
 
     __slots__ = (
-        "_capacity", "_features", "_version", "admission", "alive", "best_effort_cores", "cache", "cloud", "cores", "creating",
-        "creations_at_once", "down", "group", "held", "life", "memory_bytes", "name", "opens_s", "queue", "rack", "residents", "seen", "up",
-        "works",
+        "_capacity", "_features", "_version", "admission", "alive", "best_effort_cores", "cache", "cloud", "cores",
+        "creating", "creations_at_once", "down", "group", "held", "life", "memory_bytes", "name", "opens_s", "queue",
+        "rack", "residents", "seen", "up", "works",
     )  # fmt: skip
 
     def __init__(self, name: str, group: NodeGroup, rack: int) -> None:
