@@ -97,6 +97,9 @@ from dsec.base.errors import (
     RateLimitedError as RateLimitedError,
 )
 from dsec.base.errors import (
+    RecordingMissError as RecordingMissError,
+)
+from dsec.base.errors import (
     RuntimeFailedError as RuntimeFailedError,
 )
 from dsec.base.errors import (
