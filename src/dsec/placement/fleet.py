@@ -113,7 +113,8 @@ class Fleet:
             before = state.view
             if not is_newer(view, before):
                 return False
-            self.learn(*state.take(view, as_of_s))
+            weight = weight_of_age(now_s - as_of_s, self._policy.ageing)
+            self.learn(*state.take(view, as_of_s, weight, self.mean))
             changed = view.features != before.features or (
                 view.capacity is not before.capacity and view.capacity != before.capacity
             )

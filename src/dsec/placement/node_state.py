@@ -79,15 +79,18 @@ class NodeState:
         self.name, self.rank, self.overlay, self.own_weight = view.node, rank, overlay, own_weight
         self.recent: dict[Proposal, None] = {}
         self.trust = Trust()
-        self.view_weight, self.mean = 1.0, NOTHING
         self.own_cpu_millis = self.own_memory_bytes = self.own_sandboxes = 0.0
         self.offered = False
         self.heard_s = as_of_s
         self.view = view
         self.take(view, as_of_s)
 
-    def take(self, view: NodeView, as_of_s: float) -> tuple[int, int]:
+    def take(self, view: NodeView, as_of_s: float, view_weight: float = 1.0, mean: Shares = NOTHING) -> tuple[int, int]:
         """Replace the view and forget the placements that the new one shows.
+
+        Args:
+            view, as_of_s: the report, and when it was asked for.
+            view_weight, mean: see `age`.
 
         Returns:
             How many creations the new view shows that the old one did not, and how many of them are known as own ones.
@@ -101,6 +104,7 @@ class NodeState:
         if before:
             self.recent = {one: None for one in before if not shown_by(one, view, as_of_s)} if same_life else {}
         self.view, self.as_of_s = view, as_of_s
+        self.view_weight, self.mean = view_weight, mean
         if as_of_s > self.heard_s:
             self.heard_s = as_of_s
         capacity = view.capacity
@@ -127,7 +131,9 @@ class NodeState:
             self._sum()
 
     def _sum(self) -> None:
-        used = aged(self.view.used, self.view.capacity, self.view_weight, self.mean)
+        used = self.view.used
+        if self.view_weight < 1.0:
+            used = aged(used, self.view.capacity, self.view_weight, self.mean)
         weight = self.own_weight
         own = weight * self.own_sandboxes
         self.cpu_millis = used.cpu_millis + weight * self.own_cpu_millis

@@ -17,7 +17,6 @@ the edge from pressure, overcommit as the normal state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import attrgetter
 
 import msgspec
@@ -180,26 +179,28 @@ class Admission:
     def __init__(self, policy: AdmissionPolicy) -> None:
         self.policy = policy
         self._refusing: set[str] = set()
+        self._bounds = tuple(getattr(policy, gauge.bound) for gauge in _GAUGES)
 
     def judge(self, pressure: Pressure) -> Verdict:
         """Return whether one more sandbox is admitted at this pressure."""
-        refusals = tuple(self._refusals(pressure))
+        refusals = self._refusals(pressure)
         if not refusals and not self._refusing:
             return _ADMITTED
         self._refusing = {refusal.gauge for refusal in refusals}
-        return Verdict(refusals=refusals)
+        return Verdict(refusals=tuple(refusals))
 
-    def _refusals(self, pressure: Pressure) -> Iterator[Refusal]:
-        for gauge, measured in zip(_GAUGES, _measured_by(pressure), strict=True):
+    def _refusals(self, pressure: Pressure) -> list[Refusal]:
+        refusals = []
+        for gauge, bound, measured in zip(_GAUGES, self._bounds, _measured_by(pressure), strict=True):
             if measured is None:
                 continue
-            threshold = self._threshold(gauge)
+            threshold = self._threshold(gauge, bound) if self._refusing else bound
             if _is_beyond(gauge, measured, threshold):
-                yield _refusal(gauge, measured, threshold)
+                refusals.append(_refusal(gauge, measured, threshold))
+        return refusals
 
-    def _threshold(self, gauge: _Gauge) -> float:
+    def _threshold(self, gauge: _Gauge, bound: float) -> float:
         """The mark that counts now. A count of sandboxes is exact and needs no second mark."""
-        bound: float = getattr(self.policy, gauge.bound)
         if gauge.name not in self._refusing or gauge.name == "sandboxes":
             return bound
         return bound * (1 + self.policy.hysteresis if gauge.at_least else 1 - self.policy.hysteresis)

@@ -53,7 +53,10 @@ class FleetModel:
         self._store = Link(scenario.store_bytes_per_s)
         peer_choice = random.Random(streams.integer("peers"))
         self._images = Fetching(self.calendar, self._origin, peer_choice, self.measures, self._have_image)
-        self._schedulers = Schedulers(scenario.scheduling, self.calendar, self.nodes, streams, self._carry)
+        schedulers_die = any(failure.kind == "scheduler" for failure in scenario.failures)
+        self._schedulers = Schedulers(
+            scenario.scheduling, self.calendar, self.nodes, streams, self._carry, may_die=schedulers_die
+        )
         self._create_s = {group.name: streams.draws(f"create {group.name}", group.create_s) for group in scenario.nodes}
         self._gate = None if scenario.bursting is None else CloudGate(scenario.bursting, self.nodes)
         self._ids = count()
@@ -136,12 +139,13 @@ class FleetModel:
 
     def _ask(self, now_s: float, kind: WorkloadState, group: int, lifetime_s: float | None = None) -> None:
         number = next(self._ids)
+        job, task = kind.names_of(group)
         if kind.images is None:
-            image, task = None, kind.names_of(group)[1]
+            image = None
         else:
             image, task_number = kind.images.next(group)
             task = f"t{kind.number}.{task_number}"
-        sandbox = SimSandbox(f"s{number}", kind, group, task, image, now_s)
+        sandbox = SimSandbox(f"s{number}", kind, group, job, task, image, now_s)
         sandbox.lifetime_s = lifetime_s
         self._request(now_s, sandbox)
 
@@ -325,7 +329,7 @@ class FleetModel:
         measures.running.add(now_s, 1)
         if node.cloud:
             measures.cloud.add(now_s, 1)
-        sandbox.trajectories_left = max(1, round(kind.trajectories()))
+        sandbox.trajectories_left = kind.trajectories_each or max(1, round(kind.trajectories()))
         if not kind.has_rounds:
             self._use_cores(node, kind, kind.cores)
         self._begin_trajectory(now_s, sandbox)
@@ -465,7 +469,7 @@ class FleetModel:
     def _restart(self, now_s: float, lost: SimSandbox) -> None:
         """Whoever used a lost sandbox asks for another of the same task."""
         self.measures.restarted += 1
-        new = SimSandbox(f"s{next(self._ids)}", lost.kind, lost.group, lost.task, lost.image, now_s)
+        new = SimSandbox(f"s{next(self._ids)}", lost.kind, lost.group, lost.job, lost.task, lost.image, now_s)
         self._request(now_s, new)
 
     def _mend(self, now_s: float, failure: Failure) -> None:

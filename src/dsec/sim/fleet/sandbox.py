@@ -25,7 +25,7 @@ class SimSandbox:
     """One sandbox from its request to its end.
 
     Attributes:
-        sandbox_id, task, group: whose it is.
+        sandbox_id, job, task, group: whose it is.
         kind: its workload.
         image: number of its image; None: resident everywhere.
         lifetime_s: how long it lives, from a trace; None: as its workload says.
@@ -39,14 +39,22 @@ class SimSandbox:
     """
 
     __slots__ = (
-        "asked_s", "creation", "ended", "group", "image", "kind", "lifetime_s", "memory_bytes", "node", "rounds_left",
-        "sandbox_id", "scheduler", "task", "trajectories_left",
+        "asked_s", "creation", "ended", "group", "image", "job", "kind", "lifetime_s", "memory_bytes", "node",
+        "rounds_left", "sandbox_id", "scheduler", "task", "trajectories_left",
     )  # fmt: skip
 
     def __init__(
-        self, sandbox_id: str, kind: WorkloadState, group: int, task: str, image: int | None, asked_s: float
+        self,
+        sandbox_id: str,
+        kind: WorkloadState,
+        group: int,
+        job: str,
+        task: str,
+        image: int | None,
+        asked_s: float,
     ) -> None:
-        self.sandbox_id, self.kind, self.group, self.task, self.image = sandbox_id, kind, group, task, image
+        self.sandbox_id, self.kind, self.group, self.job, self.task = sandbox_id, kind, group, job, task
+        self.image = image
         self.memory_bytes = kind.memory_bytes
         self.lifetime_s: float | None = None
         self.asked_s = asked_s
@@ -76,6 +84,8 @@ class WorkloadState:
         self.model_call_s = streams.draws(name + "model", workload.model_call_s)
         self.tool_s = streams.draws(name + "tool", workload.tool_s)
         self.trajectories = streams.draws(name + "trajectories", workload.trajectories)
+        each = workload.trajectories
+        self.trajectories_each = max(1, round(each.mean)) if each.kind == "constant" else 0  # 0: drawn for each.
         self.has_rounds = workload.rounds.expected() > 0
         self.images = None if workload.images is None else ImageChoice(number, workload.images, streams)
         shape = Shape(cpu_millis=workload.cpu_millis, memory_bytes=workload.memory_bytes, disk_bytes=0)

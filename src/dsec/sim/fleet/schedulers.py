@@ -27,7 +27,7 @@ class SimScheduler:
         engine: the policy.
         alive: whether it works.
         free_s: until when it is busy with earlier decisions.
-        open: requests that it works on, by sandbox id.
+        open: requests that it works on, by sandbox id, where schedulers may die.
     """
 
     __slots__ = ("alive", "engine", "free_s", "open")
@@ -48,13 +48,22 @@ class Schedulers:
         nodes: of the fleet.
         streams: of randomness.
         carry: is given every step of a creation.
+        may_die: whether a scheduler is lost in this scenario.
     """
 
     def __init__(
-        self, rules: Scheduling, calendar: Calendar, nodes: Sequence[SimNode], streams: Streams, carry: Carry
+        self,
+        rules: Scheduling,
+        calendar: Calendar,
+        nodes: Sequence[SimNode],
+        streams: Streams,
+        carry: Carry,
+        *,
+        may_die: bool,
     ) -> None:
         self._rules, self._calendar, self._nodes, self._streams, self._carry = rules, calendar, nodes, streams, carry
         self.all = [SimScheduler(self._engine(f"scheduler {at}")) for at in range(rules.schedulers)]
+        self._may_die = may_die
         self.watching = True
         self.takeovers = 0
         self._lives = 0
@@ -95,12 +104,13 @@ class Schedulers:
             self._calendar.at(now_s + 1.0, self._again, (sandbox, shape))
             return
         sandbox.scheduler = owner
-        scheduler.open[sandbox.sandbox_id] = sandbox
+        if self._may_die:
+            scheduler.open[sandbox.sandbox_id] = sandbox
         request = PlacementRequest(
             sandbox_id=sandbox.sandbox_id,
             shape=shape,
             task_id=sandbox.task,
-            job_id=sandbox.kind.names_of(sandbox.group)[0],
+            job_id=sandbox.job,
         )
         sandbox.creation = creation = Creation(request, scheduler.engine, self._rules.retries)
         if not self._rules.decision_s:
@@ -120,7 +130,8 @@ class Schedulers:
 
     def answered(self, sandbox: SimSandbox) -> None:
         """A request is no longer open."""
-        self.all[sandbox.scheduler].open.pop(sandbox.sandbox_id, None)
+        if self._may_die:
+            self.all[sandbox.scheduler].open.pop(sandbox.sandbox_id, None)
 
     def engine_of(self, sandbox: SimSandbox) -> PlacementEngine:
         """Return the engine that a sandbox was placed by."""
