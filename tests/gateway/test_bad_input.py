@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -202,3 +203,32 @@ async def test_a_thousand_callers_that_go_away_leave_nothing_behind(
     backends[0].release.set()
     backends[0].act = shapes.answering(shapes.chat_answer())
     assert (await gateway.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("head", ["", "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: "])
+async def test_a_connection_whose_first_head_does_not_come_is_cut_off(open_gateway: Any, head: str) -> None:
+    gateway = await open_gateway(door='body_timeout = "50ms"')
+    address = urlsplit(gateway.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(head.encode())
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_connection_that_was_heard_once_outlives_the_time_for_its_first_head(open_gateway: Any) -> None:
+    gateway = await open_gateway(door='body_timeout = "50ms"')
+    address = urlsplit(gateway.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b" 200 " in await reader.readline()
+    silent_reader, silent_writer = await asyncio.open_connection(address.hostname, address.port)
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionResetError):
+            await silent_reader.read()
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readuntil(b'{"status":"ok"}')
+    await reader.readuntil(b'{"status":"ok"}')
+    for one in (writer, silent_writer):
+        one.close()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec.base.errors import BudgetExhaustedError
-from dsec.gateway.budgets import Account, Meter
+from dsec.gateway.budgets import Account, Meter, begin_call
 from dsec.gateway.config import Budget
 from dsec.gateway.ledger_record import Cut, Outcome
 
@@ -41,11 +41,18 @@ def test_what_is_held_is_always_given_back_and_what_was_used_is_counted_once(
 
 def test_calls_are_counted_up_to_their_budget_and_no_further() -> None:
     account = Account("key k", Budget(calls=2))
-    account.begin_call()
-    account.begin_call()
+    begin_call((account,))
+    begin_call((account,))
     with pytest.raises(BudgetExhaustedError, match="2 calls"):
-        account.begin_call()
+        begin_call((account,))
     assert account.calls == 2
+
+
+def test_a_call_that_the_project_cannot_pay_is_not_counted_for_the_key() -> None:
+    key, project = Account("key k", Budget(calls=5)), Account("project p", Budget(calls=0))
+    with pytest.raises(BudgetExhaustedError, match="project p"):
+        begin_call((key, project))
+    assert (key.calls, project.calls) == (0, 0)
 
 
 @pytest.mark.anyio

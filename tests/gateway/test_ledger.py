@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsec.base.clock import ManualClock
-from dsec.base.errors import StateCorruptedError, StateLockedError
+from dsec.base.errors import HostDiskFullError, StateCorruptedError, StateLockedError
 from dsec.gateway.ledger import Ledger, is_held, ledger_files, read_attempts
 from dsec.gateway.ledger_record import Began, Cost, Ended, Outcome
 from dsec.gateway.spending import By, spending, total_spending
@@ -116,3 +116,13 @@ def test_sums_count_every_attempt_once(tmp_path: Path) -> None:
     assert total.usd == pytest.approx(5 * 0.25 + 0.5) == pytest.approx(sum(one.usd for one in rows.values()))
     assert total.estimated_usd == 0.5
     assert total.lost_usd == pytest.approx(0.25 + 0.5)
+
+
+def test_a_next_file_that_cannot_be_made_is_a_typed_error_and_the_ledger_goes_on_later(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_bytes=1) as ledger:
+        (tmp_path / "ledger-000002.jsonl").mkdir()
+        with pytest.raises(HostDiskFullError, match="cannot grow"):
+            ledger.write(began(1))
+        (tmp_path / "ledger-000002.jsonl").rmdir()
+        ledger.write(began(1))
+    assert [attempt.began.attempt for attempt in read_attempts(tmp_path)] == ["att-1"]

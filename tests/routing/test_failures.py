@@ -144,3 +144,8 @@ def test_whatever_comes_is_a_failure_with_a_time_that_can_be(
     assert failure.brief
     assert len(failure.brief) < 400
     assert failure.retry_after_s is None or 0 <= failure.retry_after_s < float("inf")
+
+
+@pytest.mark.parametrize("headers", [{"retry-after": "1e308"}, {"retry-after-ms": "1e300"}])
+def test_a_hint_that_would_close_a_backend_for_good_counts_as_a_day(headers: dict[str, str]) -> None:
+    assert failure_of(429, headers).retry_after_s == 86_400

@@ -21,7 +21,7 @@ import structlog
 
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError
-from dsec.gateway.budgets import Meter
+from dsec.gateway.budgets import Meter, begin_call
 from dsec.gateway.call import Call
 from dsec.gateway.config import Door, ThinkingControl
 from dsec.gateway.failing import AttemptFailedError, broken
@@ -171,8 +171,7 @@ class Attempt:
         call, tariff = self.call, self.line.tariff
         limit = self._hold()
         if not call.counted:
-            for account in call.accounts:
-                account.begin_call()
+            begin_call(call.accounts)
             call.counted = True
         expected = expected_usage(call.asked.input_tokens, call.model.expected_output_tokens)
         self._ledger.write(
@@ -352,7 +351,8 @@ class Attempt:
         """Return what of some bytes goes to the caller; what is wrong behind it is raised the next time."""
         passed: list[bytes] = []
         try:
-            for event in self._splitter.feed(data):
+            for raw in self._splitter.feed(data):
+                event = self.line.upstream.cleaned(raw)  # Before it is understood: errors are told and written down.
                 name, content = read_event(event)
                 told = self.watcher.event(name, content, event)
                 if content:

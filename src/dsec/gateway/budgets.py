@@ -60,16 +60,6 @@ class Account:
             left = min(left, (self.budget.usd - self.usd - self.held_usd) / usd_per_token)
         return max(0.0, left)
 
-    def begin_call(self) -> None:
-        """Count a call.
-
-        Raises:
-            BudgetExhaustedError: it has no more.
-        """
-        if self.budget.calls is not None and self.calls >= self.budget.calls:
-            raise self.error(f"{self.budget.calls:,} calls")
-        self.calls += 1
-
     def error(self, what: str) -> BudgetExhaustedError:
         """Return the error for a part of the budget that is used up."""
         return BudgetExhaustedError(
@@ -78,6 +68,19 @@ class Account:
             f"; held by calls under way {self.held_tokens:,} tokens, {self.held_usd:.6f} USD",
             resolution="raise the budget, or use another key",
         )
+
+
+def begin_call(accounts: tuple[Account, ...]) -> None:
+    """Count a call for all who pay for it, or for none.
+
+    Raises:
+        BudgetExhaustedError: one of them has no more.
+    """
+    for account in accounts:
+        if account.budget.calls is not None and account.calls >= account.budget.calls:
+            raise account.error(f"{account.budget.calls:,} calls")
+    for account in accounts:
+        account.calls += 1
 
 
 @dataclass(slots=True)

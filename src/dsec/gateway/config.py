@@ -74,7 +74,7 @@ class Door(Value, frozen=True):
         maximum_body_bytes: of a request.
         maximum_answer_bytes: of an answer that is not a stream.
         maximum_event_bytes: of one event of a stream.
-        body_timeout_s: a request's body has to be here by then.
+        body_timeout_s: a request's body has to be here by then, and a connection's first head.
         client_stall_timeout_s: a caller that takes no byte of its stream for so long is cut off.
         maximum_connections: open at once; more are refused.
         ledger_segment_bytes: a ledger file that has grown to this size is followed by the next.

@@ -103,7 +103,10 @@ class Ledger:
 
     def _open(self, sequence: int) -> None:
         path = self._directory / _NAME.format(sequence)
-        fresh = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fresh = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise HostDiskFullError(f"the ledger in {self._directory} cannot grow: {error.strerror}") from error
         before, self._fd, self._size, self._sequence = self._fd, fresh, 0, sequence
         if before >= 0:
             os.fsync(before)

@@ -135,6 +135,7 @@ class Proxy:
         asked = front.ask(read_object(body))
         check_scope(key, asked.model)
         self._check_model(key, asked.model)
+        self._continuity.check(asked, key.project)
         wishes = read_wishes(headers)
         model = self.config.model(asked.model)
         now_s = self._clock.boot_s()
@@ -378,7 +379,7 @@ class Proxy:
     async def _deliver(
         self, call: Call, attempt: Attempt, first: bytes, reply: Reply, deadline: asyncio.Timeout
     ) -> None:
-        self._continuity.learn(call.asked, attempt.watcher.seen.answer_id, attempt.line.service.name)
+        self._continuity.learn(call.asked, attempt.watcher.seen.answer_id, attempt.line.service.name, call.key.project)
         if not call.asked.streaming:
             attempt.end(Outcome.ANSWERED)
             self.thinking.learn(call, attempt)

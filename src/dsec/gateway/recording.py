@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -115,11 +115,30 @@ class RecordingAnswer:
         recorder: where it goes.
         begun: what is known of it so far.
         sent_s: when it was sent, in boot time.
+        cleaned: takes the backend's key out of what it said.
     """
 
-    __slots__ = ("_answer", "_begun", "_ended", "_pieces", "_recorder", "_sent_s", "content_type", "headers", "status")
+    __slots__ = (
+        "_answer",
+        "_begun",
+        "_cleaned",
+        "_ended",
+        "_pieces",
+        "_recorder",
+        "_sent_s",
+        "content_type",
+        "headers",
+        "status",
+    )
 
-    def __init__(self, answer: Answer, recorder: Recorder, begun: Recorded, sent_s: float) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        recorder: Recorder,
+        begun: Recorded,
+        sent_s: float,
+        cleaned: Callable[[bytes], bytes],
+    ) -> None:
         self.status = answer.status
         self.headers: Mapping[str, str] = answer.headers
         self.content_type = answer.content_type
@@ -127,6 +146,7 @@ class RecordingAnswer:
         self._recorder = recorder
         self._begun = begun
         self._sent_s = sent_s
+        self._cleaned = cleaned
         self._pieces: list[tuple[float, bytes]] = []
         self._ended = False
 
@@ -140,11 +160,17 @@ class RecordingAnswer:
 
     def close(self, *, whole: bool) -> None:
         self._answer.close(whole=whole)
-        pieces, encoding = written_pieces(self._pieces)
+        pieces, encoding = written_pieces(self._without_key())
         ended = msgspec.structs.replace(
             self._begun, pieces=pieces, encoding=encoding, ended_s=self._passed_s(), whole=whole or self._ended
         )
         self._recorder.write(ended)
+
+    def _without_key(self) -> list[tuple[float, bytes]]:
+        said = b"".join(data for _, data in self._pieces)
+        told = self._cleaned(said)
+        # A key may lie across pieces, so that an answer that has one is written as one piece.
+        return self._pieces if told == said else [(self._pieces[-1][0], told)]
 
     def _passed_s(self) -> float:
         return round(self._recorder.clock.boot_s() - self._sent_s, 6)
@@ -181,7 +207,7 @@ class RecordingUpstream:
             ended_s=head_s,
             whole=False,
         )
-        return RecordingAnswer(answer, self._recorder, begun, sent_s)
+        return RecordingAnswer(answer, self._recorder, begun, sent_s, self._upstream.cleaned)
 
     def cleaned(self, data: bytes) -> bytes:
         return self._upstream.cleaned(data)

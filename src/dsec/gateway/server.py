@@ -104,6 +104,49 @@ class HttpReply:
         await self.response.write_eof()
 
 
+class HeadGuard(web.Server):
+    """A server that cuts off connections whose first head is not here in time; later ones have the keep-alive's time.
+
+    Args:
+        handler: answers requests.
+        head_timeout_s: how long a connection may be silent, or slow, before its first request.
+    """
+
+    def __init__(self, handler: Handler, head_timeout_s: float) -> None:
+        super().__init__(
+            self._answer,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=_KEEP_ALIVE_S,
+            auto_decompress=False,
+        )
+        self._handler = handler
+        self._head_timeout_s = head_timeout_s
+        self._waiting: dict[object, asyncio.TimerHandle] = {}
+
+    def __call__(self) -> web.RequestHandler:
+        protocol = super().__call__()
+        self._waiting[protocol] = asyncio.get_running_loop().call_later(self._head_timeout_s, self._cut_off, protocol)
+        return protocol
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self._heard(handler)
+        super().connection_lost(handler, exc)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._heard(request.protocol)
+        return await self._handler(request)
+
+    def _heard(self, protocol: object) -> None:
+        if (timer := self._waiting.pop(protocol, None)) is not None:
+            timer.cancel()
+
+    def _cut_off(self, protocol: web.RequestHandler) -> None:
+        del self._waiting[protocol]
+        if protocol.transport is not None:
+            protocol.transport.abort()
+
+
 class Handler:
     """Answers requests.
 
@@ -287,9 +330,7 @@ async def serve(config: GatewayConfig, directory: Path, **options: Any) -> Async
     door = config.gateway
     async with open_proxy(config, directory, **options) as proxy:
         handler = Handler(proxy)
-        server = web.Server(
-            handler, handler_cancellation=True, access_log=None, keepalive_timeout=_KEEP_ALIVE_S, auto_decompress=False
-        )
+        server = HeadGuard(handler, door.body_timeout_s)
         handler.server = server
         runner = web.ServerRunner(server, shutdown_timeout=door.grace_s)
         await runner.setup()

@@ -22,6 +22,8 @@ from dsec.routing.retrying import Failure, FailureKind
 
 _BRIEF_CHARS = 300
 _BODY_BYTES = 64 << 10
+_LONGEST_HINT_S = 86_400.0
+"""A longer hint is a mistake, and would close a backend until a restart."""
 _KINDS = {
     401: FailureKind.DENIED,
     402: FailureKind.DENIED,
@@ -86,7 +88,7 @@ def failure_in_stream(error: Mapping[str, object], *, began: bool) -> Failure:
     codes, message = _words(error)
     kind = next((_CODES[code] for code in codes if code in _CODES), FailureKind.BROKEN)
     shown = message or ", ".join(codes) or "an error without a message"
-    return Failure(kind=kind, brief=shown[:_BRIEF_CHARS], retry_after_s=_said_s(message), began=began)
+    return Failure(kind=kind, brief=shown[:_BRIEF_CHARS], retry_after_s=retry_after_s({}, message), began=began)
 
 
 def _kind(status: int, codes: tuple[str, ...], message: str) -> FailureKind:
@@ -108,6 +110,11 @@ def retry_after_s(headers: Mapping[str, str], message: str = "") -> float | None
         headers: their names in lower case.
         message: of the error.
     """
+    hint_s = _hint_s(headers, message)
+    return None if hint_s is None else min(hint_s, _LONGEST_HINT_S)
+
+
+def _hint_s(headers: Mapping[str, str], message: str) -> float | None:
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1e3
     text = headers.get("retry-after", "").strip()
