@@ -195,7 +195,8 @@ class Creation:
         return self.step
 
     def _awaits(self, node: str) -> bool:
-        return isinstance(self.step, Send) and self.step.node == node
+        step = self.step
+        return isinstance(step, Send) and step.node == node
 
     def _known(self) -> Step:
         if self.step is None:

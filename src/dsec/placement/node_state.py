@@ -149,22 +149,18 @@ class NodeState:
             memory_bytes += increment.memory_bytes
         self.own_cpu_millis, self.own_memory_bytes, self.own_sandboxes = cpu_millis, memory_bytes, float(len(recent))
 
-    def _count(self, increment: Increment, sign: float) -> None:
-        weight = sign * self.own_weight
-        cpu_millis, memory_bytes = increment.cpu_millis, increment.memory_bytes
-        self.own_cpu_millis += sign * cpu_millis
-        self.own_memory_bytes += sign * memory_bytes
-        self.own_sandboxes += sign
-        self.cpu_millis += weight * cpu_millis
-        self.memory_bytes += weight * memory_bytes
-        self.sandboxes += weight
-        self.creating += weight
-
     def add(self, proposal: Proposal) -> None:
         """Count a placement."""
         self.recent[proposal] = None
         if self.overlay:
-            self._count(proposal.increment, 1.0)
+            increment, weight = proposal.increment, self.own_weight
+            self.own_cpu_millis += increment.cpu_millis
+            self.own_memory_bytes += increment.memory_bytes
+            self.own_sandboxes += 1.0
+            self.cpu_millis += weight * increment.cpu_millis
+            self.memory_bytes += weight * increment.memory_bytes
+            self.sandboxes += weight
+            self.creating += weight
 
     def drop(self, proposal: Proposal) -> bool:
         """Count a placement no more; return False, with nothing done, if a view has taken its place."""
@@ -172,7 +168,14 @@ class NodeState:
             return False
         del self.recent[proposal]
         if self.overlay:
-            self._count(proposal.increment, -1.0)
+            increment, weight = proposal.increment, self.own_weight
+            self.own_cpu_millis -= increment.cpu_millis
+            self.own_memory_bytes -= increment.memory_bytes
+            self.own_sandboxes -= 1.0
+            self.cpu_millis -= weight * increment.cpu_millis
+            self.memory_bytes -= weight * increment.memory_bytes
+            self.sandboxes -= weight
+            self.creating -= weight
         return True
 
     def rank_with(self, increment: Increment) -> float:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from dsec.placement.policy import TrustPolicy
 
+_NEVER_S = float("-inf")
+
 
 @dataclass(slots=True)
 class Trust:
@@ -31,7 +33,7 @@ class Trust:
 
     score: float = 1.0
     failures: int = 0
-    suspended_until_s: float = float("-inf")
+    suspended_until_s: float = _NEVER_S
     creation_s: float | None = None
 
     def rejected(self, load: float, policy: TrustPolicy) -> None:
@@ -52,13 +54,15 @@ class Trust:
     def succeeded(self, creation_s: float | None, usual_s: float | None, policy: TrustPolicy) -> None:
         """Note a creation that succeeded in `creation_s` seconds, where the fleet takes `usual_s`."""
         self.failures = 0
-        self.suspended_until_s = float("-inf")
+        self.suspended_until_s = _NEVER_S
         if creation_s is not None:
             self.creation_s = smoothed(self.creation_s, creation_s)
-            if usual_s is not None and creation_s >= max(policy.slow_factor * usual_s, policy.slow_least_s):
+            slow = creation_s >= policy.slow_least_s
+            if slow and usual_s is not None and creation_s >= policy.slow_factor * usual_s:
                 self._scale(policy.after_slow, policy)
                 return
-        self.score += policy.recovery * (1.0 - self.score)
+        if self.score != 1.0:
+            self.score += policy.recovery * (1.0 - self.score)
 
     def recover(self, passed_s: float, policy: TrustPolicy) -> None:
         """Let time heal."""

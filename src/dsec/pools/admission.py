@@ -179,7 +179,7 @@ class Admission:
     def __init__(self, policy: AdmissionPolicy) -> None:
         self.policy = policy
         self._refusing: set[str] = set()
-        self._bounds = tuple(getattr(policy, gauge.bound) for gauge in _GAUGES)
+        self._marks: list[tuple[_Gauge, float]] = [(gauge, getattr(policy, gauge.bound)) for gauge in _GAUGES]
 
     def judge(self, pressure: Pressure) -> Verdict:
         """Return whether one more sandbox is admitted at this pressure."""
@@ -191,10 +191,12 @@ class Admission:
 
     def _refusals(self, pressure: Pressure) -> list[Refusal]:
         refusals = []
-        for gauge, bound, measured in zip(_GAUGES, self._bounds, _measured_by(pressure), strict=True):
+        for at, measured in enumerate(_measured_by(pressure)):
             if measured is None:
                 continue
-            threshold = self._threshold(gauge, bound) if self._refusing else bound
+            gauge, threshold = self._marks[at]
+            if self._refusing:
+                threshold = self._threshold(gauge, threshold)
             if _is_beyond(gauge, measured, threshold):
                 refusals.append(_refusal(gauge, measured, threshold))
         return refusals

@@ -41,6 +41,12 @@ class Measures:
         running, waiting: sandboxes that stand; requests without one.
     """
 
+    __slots__ = (
+        *COUNTED, "_completed_before", "_last", "_nodes", "_own", "_peak_per_s", "_racks", "_since_s", "best_effort_s",
+        "cloud", "create_s", "image_s", "imbalance", "in_second", "queue_s", "rows", "running", "second_ends_s",
+        "slowdown", "step_s", "trajectory_s", "utilisation", "waiting",
+    )  # fmt: skip
+
     def __init__(self, nodes: Sequence[SimNode], racks: int) -> None:
         self._nodes = nodes
         self._own = [node for node in nodes if not node.group.cloud] or list(nodes)

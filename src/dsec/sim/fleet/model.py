@@ -202,7 +202,7 @@ class FleetModel:
             if not self._idempotent and sandbox.sandbox_id in node.works:
                 self.measures.duplicates += 1
             work = node.take(sandbox, creation, now_s)
-            self._schedulers.engine_of(sandbox).admitted(sandbox.sandbox_id, node.name, work.ticket, now_s)
+            self._schedulers.all[sandbox.scheduler].engine.admitted(sandbox.sandbox_id, node.name, work.ticket, now_s)
             self._start_next(now_s, node)
             return work
         else:
@@ -250,7 +250,8 @@ class FleetModel:
         step, _ = work.creation.created(node.name, now_s, ticket=work.ticket)
         is_wanted = not sandbox.ended and sandbox.node is None and work.creation is sandbox.creation
         if is_wanted and type(step) is Done and step.node == node.name:
-            self._forget_work(work)
+            if node.works.get(sandbox.sandbox_id) is work:
+                del node.works[sandbox.sandbox_id]
             self._stand(now_s, sandbox, node)
         elif self._idempotent:
             self.measures.orphaned += 1
@@ -318,8 +319,9 @@ class FleetModel:
         measures, kind = self.measures, sandbox.kind
         sandbox.node = node
         sandbox.creation = None  # Nobody asks it any more, and 380,000 of them are a third of a unit's memory.
-        node.residents[sandbox.sandbox_id] = sandbox
-        self._schedulers.answered(sandbox)
+        node.residents[sandbox] = None
+        if self._schedulers.may_die:
+            self._schedulers.answered(sandbox)
         measures.created += 1
         if now_s >= measures.second_ends_s:
             measures.begin_second(now_s)
@@ -425,14 +427,14 @@ class FleetModel:
         if not kind.has_rounds:
             self._use_cores(node, kind, -kind.cores)
         node.release(sandbox.memory_bytes)
-        node.residents.pop(sandbox.sandbox_id, None)
+        node.residents.pop(sandbox, None)
         self._leave(now_s, sandbox, node)
 
     def _leave(self, now_s: float, sandbox: SimSandbox, node: SimNode) -> None:
         self.measures.running.add(now_s, -1)
         if node.cloud:
             self.measures.cloud.add(now_s, -1)
-        self._schedulers.engine_of(sandbox).ended(sandbox.sandbox_id)
+        self._schedulers.all[sandbox.scheduler].engine.ended(sandbox.sandbox_id)
 
     # Breaking.
 
@@ -453,7 +455,7 @@ class FleetModel:
         return [node for node in self.nodes if node.rack == failure.which]
 
     def _kill(self, now_s: float, node: SimNode) -> None:
-        lost = list(node.residents.values())
+        lost = list(node.residents)
         for work in node.works.values():
             if work.unwatched is not None:
                 self.calendar.at(work.unwatched[1].deadline_s, self._deadline, work.unwatched)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CLOUD = "cloud"
 OWN = "own"
+_NOT_KNOWN_S = float("inf")
 
 
 class Work:
@@ -52,7 +53,7 @@ class Work:
         self.sandbox, self.creation, self.node, self.ticket = sandbox, creation, node, ticket
         self.life = node.life
         self.asked_s = self.begun_s = asked_s
-        self.ends_s = float("inf")
+        self.ends_s = _NOT_KNOWN_S
         self.missing = 0
         self.done = False
         self.unwatched: tuple[SimSandbox, Send] | None = None
@@ -73,7 +74,7 @@ class SimNode:
         creating: creations that have begun.
         queue: creations that wait for a place.
         works: all of them, by the id of the sandbox.
-        residents: sandboxes that stand.
+        residents: sandboxes that stand, in the order in which they came; the keys of a dictionary.
     """
 
     __slots__ = (
@@ -111,7 +112,7 @@ class SimNode:
         self.cores = self.best_effort_cores = 0.0
         self.queue: deque[Work] = deque()
         self.works: dict[str, Work] = {}
-        self.residents: dict[str, SimSandbox] = {}
+        self.residents: dict[SimSandbox, None] = {}
 
     def admits(self) -> bool:
         """Ask the node's admission whether it takes one more."""

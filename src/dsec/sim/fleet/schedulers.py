@@ -63,7 +63,7 @@ class Schedulers:
     ) -> None:
         self._rules, self._calendar, self._nodes, self._streams, self._carry = rules, calendar, nodes, streams, carry
         self.all = [SimScheduler(self._engine(f"scheduler {at}")) for at in range(rules.schedulers)]
-        self._may_die = may_die
+        self.may_die = may_die
         self.watching = True
         self.takeovers = 0
         self._lives = 0
@@ -104,7 +104,7 @@ class Schedulers:
             self._calendar.at(now_s + 1.0, self._again, (sandbox, shape))
             return
         sandbox.scheduler = owner
-        if self._may_die:
+        if self.may_die:
             scheduler.open[sandbox.sandbox_id] = sandbox
         request = PlacementRequest(
             sandbox_id=sandbox.sandbox_id,
@@ -130,7 +130,7 @@ class Schedulers:
 
     def answered(self, sandbox: SimSandbox) -> None:
         """A request is no longer open."""
-        if self._may_die:
+        if self.may_die:
             self.all[sandbox.scheduler].open.pop(sandbox.sandbox_id, None)
 
     def engine_of(self, sandbox: SimSandbox) -> PlacementEngine:
