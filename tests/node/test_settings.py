@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import msgspec
 import pytest
 
@@ -19,7 +21,7 @@ def test_every_field_has_one_row_and_is_described() -> None:
         assert row.variable == f"DSEC_{row.name.upper()}"
         assert row.unit
         assert row.reason
-        assert f"        {row.name}: " in (NodeSettings.__doc__ or "")
+        assert f"\n    {row.name}: " in (inspect.getdoc(NodeSettings) or "")
 
 
 def test_defaults_are_those_that_the_model_promises() -> None:

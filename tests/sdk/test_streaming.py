@@ -45,8 +45,8 @@ class Script:
                 self.heads.append(await reader.readuntil(b"\r\n\r\n"))
                 await self.answers.pop(0)(reader, writer)
                 await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # The client has gone.
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # The client has gone, perhaps in the middle of a body that nobody wanted.
         finally:
             writer.close()
 

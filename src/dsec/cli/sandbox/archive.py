@@ -92,7 +92,7 @@ def _pack(directory: Path, channel: MemoryObjectSendStream[bytes], left_out: lis
     def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         """Leave out what is no file, directory or link; owners of this host mean nothing in a sandbox."""
         if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-            left_out.append(member.name)
+            left_out[member.name] = None
             return None
         member.uid = member.gid = 0
         member.uname = member.gname = ""
@@ -121,15 +121,15 @@ async def unpack(content: AsyncIterator[bytes], directory: Path) -> list[str]:
 
 
 def _unpack(reader: _Reader, directory: Path) -> list[str]:
-    left_out: list[str] = []
+    left_out: dict[str, None] = {}  # An ordered set: newer Pythons show a directory to the filter twice.
 
     def keep(member: tarfile.TarInfo, destination: str) -> tarfile.TarInfo | None:
         if _LEFT_OUT in member.pax_headers:
-            left_out.extend(_names(member.pax_headers[_LEFT_OUT]))
+            left_out.update(dict.fromkeys(_names(member.pax_headers[_LEFT_OUT])))
         try:
             return tarfile.data_filter(member, destination)
         except tarfile.FilterError:
-            left_out.append(member.name)
+            left_out[member.name] = None
             return None
 
     try:
@@ -137,7 +137,7 @@ def _unpack(reader: _Reader, directory: Path) -> list[str]:
             archive.extractall(directory, filter=keep)
     except tarfile.TarError as error:
         raise UnsafeArchiveError("what the sandbox sent is not a tar archive", detail=str(error)) from error
-    return left_out
+    return list(left_out)
 
 
 def _names(text: str) -> list[str]:
