@@ -92,7 +92,7 @@ def _pack(directory: Path, channel: MemoryObjectSendStream[bytes], left_out: lis
     def keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         """Leave out what is no file, directory or link; owners of this host mean nothing in a sandbox."""
         if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-            left_out[member.name] = None
+            left_out.append(member.name)
             return None
         member.uid = member.gid = 0
         member.uname = member.gname = ""
