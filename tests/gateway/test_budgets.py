@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec.base.errors import BudgetExhaustedError
-from dsec.gateway.budgets import Account, Meter, begin_call
+from dsec.base.errors import BudgetExhaustedError, HostDiskFullError
+from dsec.gateway.budgets import Account, Meter, check_call
 from dsec.gateway.config import Budget
 from dsec.gateway.ledger_record import Cut, Outcome
 
@@ -41,18 +41,39 @@ def test_what_is_held_is_always_given_back_and_what_was_used_is_counted_once(
 
 def test_calls_are_counted_up_to_their_budget_and_no_further() -> None:
     account = Account("key k", Budget(calls=2))
-    begin_call((account,))
-    begin_call((account,))
+    check_call((account,))
+    account.calls = 2
     with pytest.raises(BudgetExhaustedError, match="2 calls"):
-        begin_call((account,))
-    assert account.calls == 2
+        check_call((account,))
 
 
-def test_a_call_that_the_project_cannot_pay_is_not_counted_for_the_key() -> None:
-    key, project = Account("key k", Budget(calls=5)), Account("project p", Budget(calls=0))
-    with pytest.raises(BudgetExhaustedError, match="project p"):
-        begin_call((key, project))
-    assert (key.calls, project.calls) == (0, 0)
+@pytest.mark.anyio
+async def test_a_call_that_the_project_cannot_pay_is_not_counted_for_the_key(
+    open_gateway: Any, make_project_key: Any
+) -> None:
+    key = make_project_key("alpha", budget=Budget(calls=5))
+    gateway = await open_gateway(open_to_all=False, extra="[projects.alpha]\nbudget = { calls = 1 }")
+    assert [(await gateway.chat(key=key)).status_code for _ in range(3)] == [200, 429, 429]
+    accounts = gateway.serving.proxy.accounts.all()
+    assert sorted((kind, account.calls) for (kind, _), account in accounts.items()) == [("key", 1), ("project", 1)]
+
+
+@pytest.mark.anyio
+async def test_a_call_that_the_ledger_does_not_take_is_counted_for_nobody(
+    open_gateway: Any, make_project_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = make_project_key("alpha", budget=Budget(calls=1))
+    gateway = await open_gateway(open_to_all=False)
+    ledger = gateway.serving.proxy.ledger
+    healthy = ledger.write
+
+    def full(record: object) -> None:
+        raise HostDiskFullError("the ledger cannot grow")
+
+    monkeypatch.setattr(ledger, "write", full)
+    assert (await gateway.chat(key=key)).status_code == 507
+    monkeypatch.setattr(ledger, "write", healthy)
+    assert [(await gateway.chat(key=key)).status_code for _ in range(2)] == [200, 429]
 
 
 @pytest.mark.anyio

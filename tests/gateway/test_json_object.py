@@ -50,3 +50,9 @@ def test_depth_without_end_is_refused_or_passed_and_never_a_crash() -> None:
 def test_a_member_of_another_type_is_named() -> None:
     with pytest.raises(InvalidRequestError, match="`stream`"):
         member(read_object(b'{"stream": "yes"}'), "stream", msgspec.json.Decoder(bool), False)
+
+
+def test_a_body_of_more_members_than_any_protocol_has_is_refused() -> None:
+    body = b"{" + b",".join(b'"k%d":1' % number for number in range(1001)) + b"}"
+    with pytest.raises(InvalidRequestError, match="1,001 members"):
+        read_object(body)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsec.base.clock import ManualClock
-from dsec.base.errors import NotFoundError, PermissionDeniedError, StateCorruptedError, UnauthorizedError
+from dsec.base.errors import (
+    HostDiskFullError,
+    NotFoundError,
+    PermissionDeniedError,
+    StateCorruptedError,
+    UnauthorizedError,
+)
 from dsec.gateway.key_ring import KeyRing
 from dsec.gateway.keys import add_key, check_scope, make_key, read_keys, revoke_key
 
@@ -149,3 +157,19 @@ async def test_without_a_key_nothing_is_served(open_gateway: Any, backends: Any,
         assert "error" in answer.json()
     assert not backends[0].bodies
     assert (await gateway.http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, HostDiskFullError), (errno.EROFS, PermissionDeniedError)])
+def test_a_file_that_cannot_be_written_is_a_typed_error_and_stays_as_it_was(
+    file: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    key, _ = make_key("alpha", random_bytes=os.urandom, now_wall_s=1.0)
+    add_key(file, key)
+
+    def full(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("dsec.gateway.keys.os.fsync", full)
+    with pytest.raises(kind, match="cannot be written"):
+        add_key(file, key)
+    assert read_keys(file) == (key,)

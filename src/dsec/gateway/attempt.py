@@ -21,7 +21,7 @@ import structlog
 
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError
-from dsec.gateway.budgets import Meter, begin_call
+from dsec.gateway.budgets import Meter, check_call
 from dsec.gateway.call import Call
 from dsec.gateway.config import Door, ThinkingControl
 from dsec.gateway.failing import AttemptFailedError, broken
@@ -171,8 +171,7 @@ class Attempt:
         call, tariff = self.call, self.line.tariff
         limit = self._hold()
         if not call.counted:
-            begin_call(call.accounts)
-            call.counted = True
+            check_call(call.accounts)
         expected = expected_usage(call.asked.input_tokens, call.model.expected_output_tokens)
         self._ledger.write(
             Began(
@@ -203,6 +202,10 @@ class Attempt:
         )
         self.attempt_id = attempt_id
         call.attempts += 1
+        if not call.counted:
+            call.counted = True
+            for account in call.accounts:
+                account.calls += 1
         self._sent_s = self._clock.boot_s()
         self._router.start(self._assignment, self._sent_s)
         control = self.line.service.control

@@ -70,8 +70,8 @@ class Account:
         )
 
 
-def begin_call(accounts: tuple[Account, ...]) -> None:
-    """Count a call for all who pay for it, or for none.
+def check_call(accounts: tuple[Account, ...]) -> None:
+    """Say whether all who pay for a call have one left, before it is counted for any of them.
 
     Raises:
         BudgetExhaustedError: one of them has no more.
@@ -79,8 +79,6 @@ def begin_call(accounts: tuple[Account, ...]) -> None:
     for account in accounts:
         if account.budget.calls is not None and account.calls >= account.budget.calls:
             raise account.error(f"{account.budget.calls:,} calls")
-    for account in accounts:
-        account.calls += 1
 
 
 @dataclass(slots=True)

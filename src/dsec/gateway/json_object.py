@@ -16,17 +16,19 @@ from dsec.base.errors import InvalidRequestError
 T = TypeVar("T")
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
+_MOST_MEMBERS = 1_000
+"""Protocols have some dozens; joining millions would keep all other calls waiting for seconds."""
 
 
 def read_object(body: bytes) -> dict[str, bytes]:
     """Return the members of a body, each as its JSON text.
 
     Raises:
-        InvalidRequestError: it is not one JSON object in UTF-8.
+        InvalidRequestError: it is not one JSON object in UTF-8, or has more members than any protocol.
     """
     try:
         body.decode()
-        return {**_decoder.decode(body)}
+        members = {**_decoder.decode(body)}
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"the body is not UTF-8: byte {error.start} cannot be decoded", resolution="send JSON in UTF-8"
@@ -36,6 +38,11 @@ def read_object(body: bytes) -> dict[str, bytes]:
             f"the body is not a JSON object: {error}",
             resolution="send one JSON object, such as the official clients do",
         ) from error
+    if len(members) > _MOST_MEMBERS:
+        raise InvalidRequestError(
+            f"the body has {len(members):,} members", resolution=f"send at most {_MOST_MEMBERS:,}"
+        )
+    return members
 
 
 def join_object(members: dict[str, bytes]) -> bytes:

@@ -9,6 +9,7 @@ changed, so that a key that is made or revoked counts at once. See docs/formats/
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -21,7 +22,13 @@ from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import InvalidRequestError, NotFoundError, PermissionDeniedError, StateCorruptedError
+from dsec.base.errors import (
+    HostDiskFullError,
+    InvalidRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    StateCorruptedError,
+)
 from dsec.base.ids import RandomBytes, new_id
 from dsec.gateway.config import Budget, Thinking
 from dsec.model.value import Value
@@ -161,10 +168,16 @@ def revoke_key(file: Path, key_id: str) -> Key:
 
 
 def _change(file: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]]) -> tuple[Key, ...]:
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _locked(file):
-        keys = change(read_keys(file))
-        _replace(file, msgspec.json.format(msgspec.json.encode(KeysFile(keys=keys)), indent=1) + b"\n")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(file):
+            keys = change(read_keys(file))
+            _replace(file, msgspec.json.format(msgspec.json.encode(KeysFile(keys=keys)), indent=1) + b"\n")
+    except OSError as error:
+        message, resolution = f"{file} cannot be written: {error.strerror}", "the file is as it was; try again"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise HostDiskFullError(message, resolution=f"make room; {resolution}") from error
+        raise PermissionDeniedError(message, resolution=f"let this user write there; {resolution}") from error
     return keys
 
 
