@@ -12,6 +12,7 @@ from dsec.base.units import GIB
 from dsec.model.process import MAXIMUM_OUTPUT_LIMIT_BYTES
 from dsec.model.sandbox import DEFAULT_RESOURCES
 from dsec.node.settings import SETTINGS, NodeSettings, environment_values, settings_from
+from dsec.pools.admission import AdmissionPolicy
 
 
 def test_every_field_has_one_row_and_is_described() -> None:
@@ -29,6 +30,13 @@ def test_defaults_are_those_that_the_model_promises() -> None:
     for name in ("cpu_millis", "memory_bytes", "disk_bytes", "pids", "open_files"):
         assert getattr(settings, f"default_{name}") == getattr(DEFAULT_RESOURCES, name)
     assert settings.maximum_output_limit_bytes == MAXIMUM_OUTPUT_LIMIT_BYTES
+
+
+def test_bounds_of_admission_are_those_of_the_policy() -> None:
+    shared = {field.name for field in msgspec.structs.fields(AdmissionPolicy)} & {row.name for row in SETTINGS}
+    assert len(shared) == 9
+    for name in shared:
+        assert getattr(NodeSettings(), name) == getattr(AdmissionPolicy(), name), name
 
 
 def test_texts_are_parsed_with_their_units() -> None:
