@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import openai
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from dsec.gateway.fake.server import serve_fake
 from dsec.gateway.fake.settings import FakeSettings
 from dsec.gateway.ledger import pair_attempts, read_records
 from dsec.gateway.ledger_record import Outcome
-from dsec.gateway.recording import Recorder, recording_files
+from dsec.gateway.recording import Recorder, RecordingAnswer, recording_files
 from dsec.gateway.recording_record import Recorded, fingerprint_of, written_pieces
 from dsec.gateway.replay import Recordings, ReplayAnswer, replayed
 from dsec.gateway.server import serve
@@ -261,3 +262,35 @@ async def test_an_answer_that_nobody_wanted_to_the_end_is_recorded_as_such(
     with pytest.raises(NotFoundError):
         Recordings(tmp_path / "nowhere")
     assert len(Recordings(tmp_path / "tape")) == 0
+
+
+class Endless:
+    """An answer of a hundred pieces."""
+
+    status = 200
+    headers: dict[str, str] = {}
+    content_type = "text/event-stream"
+
+    def __init__(self) -> None:
+        self.left = 100
+
+    async def read(self) -> bytes:
+        self.left -= 1
+        return b"piece" if self.left >= 0 else b""
+
+    def close(self, *, whole: bool) -> None:
+        pass
+
+
+@pytest.mark.anyio
+async def test_of_an_answer_that_grows_without_end_nothing_is_kept(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, ManualClock(), answer_bytes=1000)
+    begun = msgspec.structs.replace(answer(), pieces=())
+    recording = RecordingAnswer(Endless(), recorder, begun, 0.0, lambda data: data)
+    while await recording.read():
+        pass
+    recording.close(whole=True)
+    recorder.close()
+    written = recording_files(tmp_path)[0].read_bytes()
+    assert b'piece"' not in written
+    assert b'"whole":false' in written

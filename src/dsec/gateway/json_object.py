@@ -28,7 +28,7 @@ def read_object(body: bytes) -> dict[str, bytes]:
     """
     try:
         body.decode()
-        members = {**_decoder.decode(body)}
+        members: dict[str, bytes] = {**_decoder.decode(body)}
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"the body is not UTF-8: byte {error.start} cannot be decoded", resolution="send JSON in UTF-8"

@@ -32,6 +32,9 @@ from dsec.gateway.upstream import Answer, Upstream
 
 log = structlog.get_logger(__name__)
 _FILE_BYTES = 64 * MIB
+_ANSWER_BYTES = 128 * MIB
+_PIECE_BYTES = 128
+"""What a piece takes in memory beside its bytes."""
 _NAME = "recording-{:06d}.jsonl"
 _PATTERN = "recording-[0-9]*.jsonl"
 
@@ -48,14 +51,18 @@ class Recorder:
         directory: where its files are; one gateway at a time records there.
         clock: for the times.
         file_bytes: a file that has grown to this size is followed by the next.
+        answer_bytes: an answer that takes more memory is not recorded, so that an endless one does not fill it.
 
     Raises:
         StateLockedError: another gateway records there.
     """
 
-    def __init__(self, directory: Path, clock: Clock, *, file_bytes: int = _FILE_BYTES) -> None:
+    def __init__(
+        self, directory: Path, clock: Clock, *, file_bytes: int = _FILE_BYTES, answer_bytes: int = _ANSWER_BYTES
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.clock = clock
+        self.answer_bytes = answer_bytes
         self._directory = directory
         self._file_bytes = file_bytes
         self._size = 0
@@ -126,6 +133,7 @@ class RecordingAnswer:
         "_pieces",
         "_recorder",
         "_sent_s",
+        "_size",
         "content_type",
         "headers",
         "status",
@@ -147,13 +155,14 @@ class RecordingAnswer:
         self._begun = begun
         self._sent_s = sent_s
         self._cleaned = cleaned
+        self._size = 0
         self._pieces: list[tuple[float, bytes]] = []
         self._ended = False
 
     async def read(self) -> bytes:
         data = await self._answer.read()
         if data:
-            self._pieces.append((self._passed_s(), data))
+            self._keep(data)
         else:
             self._ended = True
         return data
@@ -161,10 +170,19 @@ class RecordingAnswer:
     def close(self, *, whole: bool) -> None:
         self._answer.close(whole=whole)
         pieces, encoding = written_pieces(self._without_key())
+        is_whole = (whole or self._ended) and self._size <= self._recorder.answer_bytes
         ended = msgspec.structs.replace(
-            self._begun, pieces=pieces, encoding=encoding, ended_s=self._passed_s(), whole=whole or self._ended
+            self._begun, pieces=pieces, encoding=encoding, ended_s=self._passed_s(), whole=is_whole
         )
         self._recorder.write(ended)
+
+    def _keep(self, data: bytes) -> None:
+        """Keep a piece; of an answer that grows without end nothing, and it is written as one that broke off."""
+        self._size += len(data) + _PIECE_BYTES
+        if self._size <= self._recorder.answer_bytes:
+            self._pieces.append((self._passed_s(), data))
+        else:
+            self._pieces.clear()
 
     def _without_key(self) -> list[tuple[float, bytes]]:
         said = b"".join(data for _, data in self._pieces)
