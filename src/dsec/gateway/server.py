@@ -7,6 +7,7 @@ and with it the work of the backend. What goes wrong in here is told in the prot
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from dsec.base.errors import (
     BodyTooLargeError,
@@ -104,6 +106,17 @@ class HttpReply:
         await self.response.write_eof()
 
 
+def _server_log() -> logging.Logger:
+    """Return a log without heads that could not be read: anybody could fill the disk with their traces."""
+    found = logging.getLogger("dsec.gateway.http")
+    found.addFilter(_is_ours)
+    return found
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
 class HeadGuard(web.Server):
     """A server that cuts off connections whose first head is not here in time; later ones have the keep-alive's time.
 
@@ -119,6 +132,7 @@ class HeadGuard(web.Server):
             access_log=None,
             keepalive_timeout=_KEEP_ALIVE_S,
             auto_decompress=False,
+            logger=_server_log(),
         )
         self._handler = handler
         self._head_timeout_s = head_timeout_s
