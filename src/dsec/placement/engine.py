@@ -37,7 +37,7 @@ from collections.abc import Iterable
 import msgspec
 
 from dsec.base.errors import InvalidStateError
-from dsec.placement.affinity import NO_AFFINITY, AffinityPolicy, Group, Groups
+from dsec.placement.affinity import NO_AFFINITY, AffinityMode, AffinityPolicy, Group, Groups
 from dsec.placement.choice import choose, least_of_few
 from dsec.placement.decision import Orphan, Placement, Reason, Refusal
 from dsec.placement.doubts import Doubts
@@ -76,6 +76,7 @@ class PlacementEngine:
         self.fleet = Fleet(self.policy)
         self._bits = bits
         self._groups = Groups()
+        self._has_affinity = affinity.mode is not AffinityMode.OFF
         self._proposals: dict[str, Proposal] = {}
         self._answered: deque[Proposal] = deque()
         self._doubts = Doubts(self.policy.remembered)
@@ -122,8 +123,7 @@ class PlacementEngine:
         if known is not None:
             return _placement(known, repeated=True)
         index = self.fleet.index(request.shape)
-        group = self.affinity.group(request)
-        if group:
+        if self._has_affinity and (group := self.affinity.group(request)):
             return self._place_in_group(self._groups.get(group), index, request, now_s)
         nodes, increment = index.nodes, index.increment
         limit = len(nodes)

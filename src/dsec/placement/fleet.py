@@ -118,8 +118,9 @@ class Fleet:
             changed = view.features != before.features or (
                 view.capacity is not before.capacity and view.capacity != before.capacity
             )
-            self._review(state, now_s, reindex=changed)
-            self.lightened(state)
+            self._offer_or_not(state, now_s, reindex=changed)
+            if self._refusing:
+                self.lightened(state)
         return True
 
     def learn(self, everybody: int, own: int) -> None:
@@ -182,6 +183,10 @@ class Fleet:
 
     def _review(self, state: NodeState, now_s: float, *, reindex: bool = False) -> None:
         state.age(weight_of_age(now_s - state.as_of_s, self._policy.ageing), self.mean)
+        self._offer_or_not(state, now_s, reindex=reindex)
+
+    def _offer_or_not(self, state: NodeState, now_s: float, *, reindex: bool) -> None:
+        """Offer the node or leave it out, by what is known of it now."""
         offered = self.why_not(state, now_s) == ""
         if reindex or offered != state.offered:
             state.offered = offered
