@@ -61,7 +61,7 @@ class FleetModel:
         self._gate = None if scenario.bursting is None else CloudGate(scenario.bursting, self.nodes)
         self._ids = count()
         self._idempotent = scenario.scheduling.idempotent
-        # A bound method is an object: made once, not made, kept and freed with each of nine million events.
+        # A bound method is an object that lives as long as its event: these are shared by all of their kind.
         self._arrives, self._is_created, self._ends = self._arrive, self._created, self._end_trajectory
         self._runs_tool, self._ends_tool = self._run_tool, self._end_tool
 
@@ -318,7 +318,7 @@ class FleetModel:
     def _stand(self, now_s: float, sandbox: SimSandbox, node: SimNode) -> None:
         measures, kind = self.measures, sandbox.kind
         sandbox.node = node
-        sandbox.creation = None  # Nobody asks it any more, and 380,000 of them are a third of a unit's memory.
+        sandbox.creation = None  # Nobody asks it any more, and those of all who stand are a fifth of a run's memory.
         node.residents[sandbox] = None
         if self._schedulers.may_die:
             self._schedulers.answered(sandbox)
