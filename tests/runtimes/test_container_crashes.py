@@ -269,7 +269,8 @@ async def test_a_guest_that_poses_as_the_shell_of_a_durable_command_is_not_belie
     poser = await instance.spawn(command("", argv=("sh", "-c", "echo here; sleep 1000; :", str(directory))))
     assert await poser.read() == (Stream.STDOUT, b"here\n")
     shell = int((directory / "pid").read_text())
-    (guest,) = (pid for pid in _pids_told(directory) if not shares_our_pids(pid))
+    # The fork that becomes `sleep` has its parent's command line until then.
+    guest = min(pid for pid in _pids_told(directory) if not shares_our_pids(pid))
     os.kill(shell, signal.SIGKILL)
     (directory / "pid").write_text(str(guest))
     process = await instance.reattach(PROCESS_ID)
