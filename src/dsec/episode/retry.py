@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-BACKOFF_S: tuple[float, ...] = (1.0, 3.0, 9.0)
-"""Seconds before the second, third and fourth try (the design's back-off for creation)."""
+from dsec.model.retry import RetryPolicy
+
+BACKOFF_S: tuple[float, ...] = RetryPolicy().backoff_s
+"""Seconds before the second, third and fourth try: the back-off for creation."""
 
 
 def next_delay_s(tries: int, *, backoff_s: Sequence[float] = BACKOFF_S) -> float | None:

@@ -65,6 +65,11 @@ def bounded(amounts: Mapping[str, Amounts], at_most: Mapping[str, Amounts]) -> M
     return result
 
 
+def dominant_share(amounts: Mapping[str, float], capacity: Amounts) -> float:
+    """Return the largest of the shares of the whole; what the whole does not have counts as nothing."""
+    return max((amount / capacity[name] for name, amount in amounts.items() if capacity.get(name)), default=0.0)
+
+
 def describe(amounts: Amounts) -> str:
     """Write amounts for a reason that a person reads."""
     return ", ".join(f"{amount} {name}" for name, amount in sorted(amounts.items()) if amount) or "nothing"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dsec.base.errors import InvalidRequestError
-from dsec.scheduling.amounts import Amounts, fits, minus, shortfall, total
+from dsec.scheduling.amounts import Amounts, fits, minus, shortfall
 from dsec.scheduling.job import Job
 
 
@@ -80,7 +80,7 @@ def plan_burst(
         return BurstPlan(bursting=False, jobs=(), stays={job.job_id: reason for job in waiting}, reason=reason)
     sent, stays, free = [], {}, dict(cloud_free)
     for job in waiting:
-        demand = total(member.amounts for member in job.members)
+        demand = job.demand
         if not job.bursts:
             stays[job.job_id] = "the cloud does not have its image"
         elif not fits(demand, free):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dsec.base.errors import InvalidRequestError
-from dsec.scheduling.amounts import Amounts
+from dsec.scheduling.amounts import Amounts, dominant_share
 from dsec.scheduling.projects import ROOT, ProjectLedger, ProjectTree
 
 
@@ -120,7 +120,7 @@ def _scaled_use(
         use = {resource: float(amount) for resource, amount in ledger.used(name).items()}
     else:
         uses = {child: _scaled_use(child, ledger, capacity, active, shares) for child in children}
-        weighted = {child: _dominant(use, capacity) / ledger.tree[child].weight for child, use in uses.items()}
+        weighted = {child: dominant_share(use, capacity) / ledger.tree[child].weight for child, use in uses.items()}
         # A child that has nothing yet says nothing about how well its siblings' parent is served.
         least = min((share for share in weighted.values() if share > 0), default=0.0)
         use = {}
@@ -129,9 +129,5 @@ def _scaled_use(
             for resource, amount in child_use.items():
                 use[resource] = use.get(resource, 0.0) + amount * scale
     if name != ROOT:
-        shares[name] = _dominant(use, capacity)
+        shares[name] = dominant_share(use, capacity)
     return use
-
-
-def _dominant(use: Mapping[str, float], capacity: Amounts) -> float:
-    return max((amount / capacity[resource] for resource, amount in use.items() if capacity.get(resource)), default=0.0)

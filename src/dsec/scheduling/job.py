@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dsec.scheduling.amounts import Amounts
+from dsec.scheduling.amounts import Amounts, total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,11 @@ class Job:
     priority: int = 0
     maximum_s: float = 86_400.0
     bursts: bool = False
+
+    @property
+    def demand(self) -> dict[str, int]:
+        """What it needs in all."""
+        return total(member.amounts for member in self.members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsec.costs.preemption import preemption_loss
-from dsec.scheduling.amounts import Amounts, bounded, fits, minus, plus, total
+from dsec.scheduling.amounts import Amounts, bounded, dominant_share, fits, minus, plus, total
 from dsec.scheduling.gangs import place
 from dsec.scheduling.job import Job, Node, Running
 
@@ -73,11 +73,6 @@ class Preemption:
     reason: str
 
 
-def dominant_share(amounts: Amounts, capacity: Amounts) -> float:
-    """Return the largest of the shares of the whole."""
-    return max((amount / capacity[name] for name, amount in amounts.items() if capacity.get(name)), default=0.0)
-
-
 def appraise(running: Running, *, now_s: float, within_s: float, capacity: Amounts) -> Victim:
     """Say how a job would best give way, and at what price.
 
@@ -95,7 +90,7 @@ def appraise(running: Running, *, now_s: float, within_s: float, capacity: Amoun
     if running.save_s is not None and running.save_s <= within_s:
         ways.append((running.save_s + running.restore_s, running.save_s, Manner.SAVE))
     loses_s, frees_after_s, manner = min(ways, key=lambda way: way[0])
-    share = dominant_share(total(member.amounts for member in running.job.members), capacity)
+    share = dominant_share(running.job.demand, capacity)
     return Victim(running=running, manner=manner, frees_after_s=frees_after_s, loses_s=loses_s, price_s=loses_s * share)
 
 
@@ -140,7 +135,7 @@ def choose_victims(
     found = _cheapest(victims, room) or _greedy(victims, room)
     if found is None:
         return None
-    gain_s = None if gains_s is None else gains_s * dominant_share(total(m.amounts for m in job.members), capacity)
+    gain_s = None if gains_s is None else gains_s * dominant_share(job.demand, capacity)
     return found if gain_s is None or found.price_s < gain_s else None
 
 
@@ -159,7 +154,7 @@ class _Room:
         for victim in victims:
             for node in set(victim.running.nodes):
                 freed[node] = plus(freed.get(node, {}), victim.running.amounts_on(node))
-        left = minus(total(freed.values()), total(member.amounts for member in self.job.members))
+        left = minus(total(freed.values()), self.job.demand)
         places = (
             place(self.job.members, self.nodes, bounded(freed, self.at_most)) if fits(self.keep_free, left) else None
         )

@@ -144,17 +144,12 @@ class Room:
 
     def _bounded_demand(self, level: str, job: Job) -> dict[str, int]:
         quota = self._projects[level].quota
-        return {name: amount for name, amount in demand(job).items() if name in quota}
-
-
-def demand(job: Job) -> dict[str, int]:
-    """Return what a job needs in all."""
-    return total(member.amounts for member in job.members)
+        return {name: amount for name, amount in job.demand.items() if name in quota}
 
 
 def leaves(free: Amounts, job: Job, keep_free: Amounts) -> bool:
     """Tell whether something stays free in all after a job took its part."""
-    return fits(keep_free, minus(free, demand(job)))
+    return fits(keep_free, minus(free, job.demand))
 
 
 def _less(places: Places, taken: Places) -> dict[str, Amounts]:

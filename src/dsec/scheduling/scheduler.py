@@ -36,7 +36,7 @@ from dsec.scheduling.gangs import place
 from dsec.scheduling.job import Job, Node, Running
 from dsec.scheduling.preemption import Preemption, choose_victims
 from dsec.scheduling.projects import ProjectLedger, ProjectTree
-from dsec.scheduling.room import Room, demand, leaves
+from dsec.scheduling.room import Room, leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class _Round:
         self.ledger = ProjectLedger(state.projects)
         self.decisions: list[Decision] = []
         for each in state.running:
-            self.ledger.charge(each.job.project, demand(each.job))
+            self.ledger.charge(each.job.project, each.job.demand)
 
     def consider_fairly(self, jobs: Iterable[Job], priority: int) -> None:
         """Consider jobs of one priority, the least served project's first."""
@@ -181,12 +181,12 @@ class _Round:
     def _take(self, job: Job, nodes: tuple[str, ...]) -> None:
         # Nothing that starts in this round is a victim of it, hence `protected`; the decision says what holds later.
         self.room.take(Running(job=job, nodes=nodes, started_s=self.now_s, protected=True))
-        self.ledger.charge(job.project, demand(job))
+        self.ledger.charge(job.project, job.demand)
 
     def _preempt(self, job: Job, preemption: Preemption) -> None:
         for victim in preemption.victims:
             gone = self.room.give_back(victim.running.job.job_id)
-            self.ledger.release(gone.job.project, demand(gone.job))
+            self.ledger.release(gone.job.project, gone.job.demand)
         self._take(job, preemption.nodes)
         self.decisions.append(Preempt(job_id=job.job_id, preemption=preemption))
 
@@ -224,7 +224,7 @@ class _Round:
     def _why_not(self, job: Job, nodes: tuple[str, ...] | None) -> str:
         if nodes is not None:
             return f"{describe(self.rules.headroom)} are kept free for urgent work"
-        missing = shortfall(demand(job), self.room.free_in_all)
+        missing = shortfall(job.demand, self.room.free_in_all)
         if missing:
             return f"the cluster lacks {describe(missing)}"
         if place(job.members, self.room.nodes, self.room.free) is not None:
