@@ -18,7 +18,7 @@ def test_the_needed_replicas_are_the_fewest_that_hold_the_calls(
 ) -> None:
     service = model_service(calls_per_s=calls, call_s=call, replicas=replicas, sessions=sessions, gpus_per_replica=4)
     demand = calls * call
-    assert service.needed_slots >= demand * (1 - 1e-8)
+    assert service.needed_slots >= demand * (1 - 1e-8) - 1e-300
     assert (service.replicas_needed - 1) * sessions < demand or service.replicas_needed == 0
     assert service.is_enough == (service.added_replicas == 0)
 

@@ -25,15 +25,24 @@ def dsec(state_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def state_dir() -> Iterator[Path]:
-    """A state directory (short, for the socket) that holds the image; at the end nothing of it is left on the host."""
+def image_root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="dsec-") as top:
+        yield make_root(Path(top) / "root")
+
+
+@pytest.fixture
+def state_dir(image_root: Path) -> Iterator[Path]:
+    """A state directory (short, for the socket) that holds the image; at the end nothing of it is left on the host.
+
+    Each test has its own, so that what one leaves when it fails is not taken for the next one's.
+    """
     if os.geteuid() != 0:
         pytest.skip("needs root")
     top = Path(tempfile.mkdtemp(prefix="dsec-"))
     state = top / "state"
     state.mkdir(mode=0o700)
     try:
-        dsec(state, "image", "import", str(make_root(top / "root")), "--name", IMAGE)
+        dsec(state, "image", "import", str(image_root), "--name", IMAGE)
         yield state
         dsec(state, "down", "--destroy")
         left = Leaks.read(state)

@@ -157,12 +157,12 @@ class ReplacingSink:
 
     def _open(self) -> int:
         try:
-            return os.open(b".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=self._target.parent_fd)
+            return os.open(b".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=self._target.parent_fd)
         except OSError as error:
             if error.errno not in _NO_TMPFILE:
                 raise
         self._temporary = _temporary_name()
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(self._temporary, flags, 0o600, dir_fd=self._target.parent_fd)
 
     def put(self, data: bytes) -> None:
@@ -225,22 +225,47 @@ class ReplacingSink:
             self._target.close()
 
 
-class AppendingSink:
-    """Appends (O_APPEND, so that what the guest writes meanwhile is not overwritten); a missing file is made."""
+class BeginningSink(ReplacingSink):
+    """Appends to a file that is not there: it appears with all that was written or not at all, even when we are killed.
+    What the guest makes in its place meanwhile is appended to."""
 
     def __init__(self, target: WriteTarget, *, permissions: int) -> None:
+        super().__init__(target, permissions=permissions, exclusive=True)
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        except FileExistsError:
+            self._append_to_what_came()
+
+    def _append_to_what_came(self) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        target = os.open(self._target.name, flags, dir_fd=self._target.parent_fd)
+        try:
+            if not stat.S_ISREG(os.fstat(target).st_mode):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            offset = 0
+            while data := os.pread(self._fd, _APPENDED_BYTES, offset):
+                write_all(target, data)
+                offset += len(data)
+        finally:
+            os.close(target)
+        if self._temporary is not None:
+            _unlink_if_there(self._target.parent_fd, self._temporary)
+            self._temporary = None
+
+
+class AppendingSink:
+    """Appends to a file that is there (O_APPEND, so that what the guest writes meanwhile is not overwritten)."""
+
+    def __init__(self, target: WriteTarget, existing_fd: int) -> None:
         self._target = target
-        self._permissions = permissions
-        self._fd = -1
-        self._start = 0
         self._written = 0
         self._closed = False
-        if target.existing_fd is not None:
-            self._fd = reopen(target.existing_fd, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
-            self._start = os.fstat(self._fd).st_size
+        self._fd = reopen(existing_fd, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+        self._start = os.fstat(self._fd).st_size
 
     def put(self, data: bytes) -> None:
-        self._make_if_missing()
         view = memoryview(data)
         while view:
             count = os.write(self._fd, view)
@@ -255,28 +280,18 @@ class AppendingSink:
             count -= len(data)
 
     def finish(self) -> None:
-        self._make_if_missing()
-
-    def _make_if_missing(self) -> None:
-        if self._fd < 0:
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(self._target.name, flags, 0o600, dir_fd=self._target.parent_fd)
-            set_permissions(self._fd, self._permissions)
+        """Everything is there already."""
 
     def undo(self) -> None:
         """Cut off what was appended, unless somebody else has appended or cut since."""
-        if self._fd >= 0 and os.fstat(self._fd).st_size == self._start + self._written:
+        if os.fstat(self._fd).st_size == self._start + self._written:
             os.ftruncate(self._fd, self._start)
-            if self._target.existing_fd is None:
-                _unlink_if_there(self._target.parent_fd, self._target.name)
-        _remove_made(self._target)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._target.close()
-            if self._fd >= 0:
-                os.close(self._fd)
+            os.close(self._fd)
 
 
 def open_sink(
@@ -286,7 +301,9 @@ def open_sink(
     target = find_target(root_fd, path, mode)
     try:
         if mode is WriteMode.APPEND:
-            return AppendingSink(target, permissions=permissions)
+            if target.existing_fd is None:
+                return BeginningSink(target, permissions=permissions)
+            return AppendingSink(target, target.existing_fd)
         return ReplacingSink(target, permissions=permissions, exclusive=mode is WriteMode.CREATE)
     except BaseException:
         target.close()
