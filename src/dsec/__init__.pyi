@@ -49,6 +49,9 @@ from dsec.base.errors import (
     GuestError as GuestError,
 )
 from dsec.base.errors import (
+    HookFailedError as HookFailedError,
+)
+from dsec.base.errors import (
     HostDiskFullError as HostDiskFullError,
 )
 from dsec.base.errors import (
@@ -70,6 +73,9 @@ from dsec.base.errors import (
     LimitExceededError as LimitExceededError,
 )
 from dsec.base.errors import (
+    MigrationFailedError as MigrationFailedError,
+)
+from dsec.base.errors import (
     ModelUnavailableError as ModelUnavailableError,
 )
 from dsec.base.errors import (
@@ -80,6 +86,9 @@ from dsec.base.errors import (
 )
 from dsec.base.errors import (
     NotFoundError as NotFoundError,
+)
+from dsec.base.errors import (
+    ObjectNotFoundError as ObjectNotFoundError,
 )
 from dsec.base.errors import (
     PathNotFoundError as PathNotFoundError,
@@ -109,6 +118,9 @@ from dsec.base.errors import (
     SandboxExitedError as SandboxExitedError,
 )
 from dsec.base.errors import (
+    SandboxMovedError as SandboxMovedError,
+)
+from dsec.base.errors import (
     SandboxNotFoundError as SandboxNotFoundError,
 )
 from dsec.base.errors import (
@@ -125,6 +137,15 @@ from dsec.base.errors import (
 )
 from dsec.base.errors import (
     StateLockedError as StateLockedError,
+)
+from dsec.base.errors import (
+    StateMismatchError as StateMismatchError,
+)
+from dsec.base.errors import (
+    StoreUnavailableError as StoreUnavailableError,
+)
+from dsec.base.errors import (
+    SwapFullError as SwapFullError,
 )
 from dsec.base.errors import (
     TaskFormatError as TaskFormatError,

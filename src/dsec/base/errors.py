@@ -21,8 +21,10 @@ Every error that leaves a public function of DSec is one of these. Each says in 
     │   ├── NotFoundError
     │   │   ├── SandboxNotFoundError
     │   │   │   └── WrongNodeError
+    │   │   │       └── SandboxMovedError
     │   │   ├── ImageNotFoundError, ProcessNotFoundError, SnapshotNotFoundError
     │   │   ├── PathNotFoundError, UserNotFoundError, CommandNotFoundError
+    │   │   ├── ObjectNotFoundError
     │   │   └── RecordingMissError
     │   ├── ConflictError
     │   │   ├── AlreadyExistsError, InvalidStateError
@@ -34,12 +36,14 @@ Every error that leaves a public function of DSec is one of these. Each says in 
     ├── GuestError                   fault: guest
     │   ├── SandboxDiskFullError, SandboxOutOfMemoryError, SandboxProcessLimitError
     │   ├── SandboxExitedError
+    │   ├── HookFailedError, StateMismatchError
     │   └── LimitExceededError
     └── PlatformError                fault: platform
         ├── RuntimeFailedError, ExternalCommandError
-        ├── HostDiskFullError, HostOutOfMemoryError
+        ├── HostDiskFullError, HostOutOfMemoryError, SwapFullError
         ├── StateCorruptedError, StateLockedError
-        ├── NodeUnavailableError, ModelUnavailableError
+        ├── NodeUnavailableError, ModelUnavailableError, StoreUnavailableError
+        ├── MigrationFailedError
         ├── GatewayBusyError
         │   └── RateLimitedError
         ├── BackendFailedError
@@ -168,6 +172,12 @@ class WrongNodeError(SandboxNotFoundError):
     http_status = 421
 
 
+class SandboxMovedError(WrongNodeError):
+    """The sandbox was here and has moved to another node, which the resolution names. Nothing was done."""
+
+    code = "sandbox_moved"
+
+
 class ImageNotFoundError(NotFoundError):
     code = "image_not_found"
 
@@ -178,6 +188,12 @@ class ProcessNotFoundError(NotFoundError):
 
 class SnapshotNotFoundError(NotFoundError):
     code = "snapshot_not_found"
+
+
+class ObjectNotFoundError(NotFoundError):
+    """An object store holds nothing under a key."""
+
+    code = "object_not_found"
 
 
 class PathNotFoundError(NotFoundError):
@@ -302,6 +318,18 @@ class LimitExceededError(GuestError):
     code = "limit_exceeded"
 
 
+class HookFailedError(GuestError):
+    """A hook of the image failed, hung or gave too much; the detail holds its last words."""
+
+    code = "hook_failed"
+
+
+class StateMismatchError(GuestError):
+    """A sandbox that should be clean differs from its recorded state; the detail says in what. It was destroyed."""
+
+    code = "state_mismatch"
+
+
 class PlatformError(DsecError):
     code = "platform_error"
     exit_code = 70
@@ -332,11 +360,32 @@ class HostOutOfMemoryError(PlatformError):
     http_status = 503
 
 
+class SwapFullError(PlatformError):
+    """The memory of a sandbox does not fit into the swap that is free. It runs on."""
+
+    code = "swap_full"
+    http_status = 507
+
+
 class StateCorruptedError(PlatformError):
     """Something on disk does not verify. Nothing was changed."""
 
     code = "state_corrupted"
     retryable = False
+
+
+class StoreUnavailableError(PlatformError):
+    """The object store does not answer, refuses, or has lost what it acknowledged."""
+
+    code = "store_unavailable"
+    exit_code = 69
+    http_status = 503
+
+
+class MigrationFailedError(PlatformError):
+    """A sandbox could not be moved. It goes on where it was."""
+
+    code = "migration_failed"
 
 
 class StateLockedError(PlatformError):

@@ -4,7 +4,47 @@ from __future__ import annotations
 
 import enum
 
+from dsec.base.units import MIB
 from dsec.model.value import Value
+
+
+class StateHooks(Value, frozen=True):
+    """Commands of an image that carry the state of its processes through a checkpoint.
+
+    Both run in the sandbox, as its user, in its directory. `export_state` runs at a checkpoint before the freeze and
+    writes what is to be kept to its standard output; `import_state` runs after a restore and reads the same bytes from
+    its standard input. A hook that fails, hangs or exceeds its size fails the operation with `HookFailedError`, and the
+    sandbox goes on as before (checkpoint) or is not handed out (restore).
+
+    Attributes:
+        export_state, import_state: argument vectors; empty: none.
+        timeout_s: for each run.
+        maximum_bytes: of exported state.
+    """
+
+    export_state: tuple[str, ...] = ()
+    import_state: tuple[str, ...] = ()
+    timeout_s: float = 10.0
+    maximum_bytes: int = 64 * MIB
+
+
+class FingerprintRules(Value, frozen=True):
+    """What a clean sandbox of an image is known by, beyond what is always compared.
+
+    Always compared: processes, mounts, environment, seed, and every entry of the writable layer. These are added:
+
+    Attributes:
+        files: paths whose metadata (kind, mode, owner, size, time of change) must be as in the clean state.
+        contents: paths whose content must be, too; read on every check, so keep them few.
+        command: a check of one's own: it runs in the sandbox, and its standard output and exit status must be as in
+            the clean state; empty: none. Makes each check as slow as the command.
+        timeout_s: for the command.
+    """
+
+    files: tuple[str, ...] = ()
+    contents: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    timeout_s: float = 10.0
 
 
 class ImageConfig(Value, frozen=True):
@@ -14,11 +54,15 @@ class ImageConfig(Value, frozen=True):
         env: environment of every command.
         workdir: directory of every command.
         user: user of every command: name, ``uid`` or ``uid:gid``.
+        hooks: commands that carry the state of processes through a checkpoint.
+        fingerprint: what a clean sandbox is known by, beyond what is always compared.
     """
 
     env: dict[str, str] = {}
     workdir: str = "/"
     user: str = "0"
+    hooks: StateHooks = StateHooks()
+    fingerprint: FingerprintRules = FingerprintRules()
 
 
 class LayerFormat(enum.Enum):

@@ -66,6 +66,15 @@ class ExpiryAction(enum.Enum):
     PAUSE = "pause"
 
 
+class DiskFullAction(enum.Enum):
+    """What happens when the writable layer has reached its quota."""
+
+    ERROR = "error"
+    """The guest's writes fail with EDQUOT, and it may make room."""
+    ROLLBACK = "rollback"
+    """The sandbox is rolled back to its clean state; its generation and its cause say so."""
+
+
 class Lifetime(Value, frozen=True):
     """How long a sandbox lives.
 
@@ -118,6 +127,7 @@ class SandboxSpec(Value, frozen=True):
         lifetime: idle timeout, maximum, and what then.
         metadata: labels for listing and filtering (job, task, ...); at most 64 pairs of 1 KiB.
         seed: reaches the guest as ``DSEC_SEED`` and ``PYTHONHASHSEED``; None: not set.
+        on_disk_full: what a full writable layer leads to.
     """
 
     image: str = "python"
@@ -132,6 +142,7 @@ class SandboxSpec(Value, frozen=True):
     lifetime: Lifetime = Lifetime()
     metadata: dict[str, str] = {}
     seed: int | None = None
+    on_disk_full: DiskFullAction = DiskFullAction.ERROR
 
 
 class WritableUsage(Value, frozen=True):
@@ -161,6 +172,8 @@ class SandboxInfo(Value, frozen=True):
         cause: why it failed or stopped; empty while it lives.
         node: id of its node.
         runtime: name of the runtime driver, such as ``crun``.
+        parent: the sandbox it was forked from; empty: none.
+        snapshot: the snapshot it was restored from; empty: none.
     """
 
     sandbox_id: str
@@ -172,6 +185,8 @@ class SandboxInfo(Value, frozen=True):
     cause: str = ""
     node: str = ""
     runtime: str = ""
+    parent: str = ""
+    snapshot: str = ""
 
 
 class SandboxStats(Value, frozen=True):
@@ -185,6 +200,7 @@ class SandboxStats(Value, frozen=True):
         processes: processes and threads now.
         cpu_pressure, memory_pressure, io_pressure: share of the last 10 s in which some process waited, 0 to 1.
         oom_kills: processes killed for memory.
+        swap_bytes: what of its memory is in swap.
     """
 
     cpu_s: float | None = None
@@ -196,6 +212,7 @@ class SandboxStats(Value, frozen=True):
     memory_pressure: float | None = None
     io_pressure: float | None = None
     oom_kills: int | None = None
+    swap_bytes: int | None = None
 
 
 class SandboxFilter(Value, frozen=True):

@@ -47,6 +47,7 @@ from dsec.node.parts import NodeParts
 from dsec.node.pools.pools import Pools
 from dsec.node.recovery import Recovery
 from dsec.node.sandbox import Generation, Sandbox
+from dsec.node.state.service import State
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import check_command
 from dsec.service.content import ByteStream, GeneratedStream
@@ -67,6 +68,8 @@ class Node:
         self._lifetimes = lifetimes.Lifetimes(core)
         self.pools = Pools(core)
         """The pools of ready sandboxes; see `dsec.service.pools.PoolService`."""
+        self.state = State(core, self._lifetimes, self._ready)
+        """Checkpoints, forks, snapshots and more; see `dsec.service.state.StateService`."""
         self._closed = False
 
     @classmethod

@@ -1,0 +1,1 @@
+"""The live shell of saved state: checkpoints, forks, snapshots, pauses, migration and fingerprints of one node."""

@@ -1,0 +1,96 @@
+"""The `StateService` of a node: one thin method for each operation, whose work is in the module beside it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+
+from dsec.base.errors import CapabilityMissingError
+from dsec.model.sandbox import SandboxInfo
+from dsec.model.state import (
+    CheckpointInfo,
+    CheckpointRequest,
+    FingerprintReport,
+    ForkRequest,
+    JobAction,
+    JobEvent,
+    JobInfo,
+    MigrationReport,
+    MigrationRequest,
+    PackReport,
+    PackRequest,
+    RestoreRequest,
+    SnapshotInfo,
+    SnapshotRequest,
+)
+from dsec.node.core import Core
+from dsec.node.lifetimes import Lifetimes
+from dsec.node.sandbox import Sandbox
+
+
+class State:
+    """Save, branch, move and compare the sandboxes of a node. Implements `dsec.service.state.StateService`.
+
+    Args:
+        core: the node's inner state.
+        lifetimes: its timer.
+        ready: returns a sandbox once it runs, resuming it when it is paused.
+    """
+
+    def __init__(self, core: Core, lifetimes: Lifetimes, ready: Callable[[str], Awaitable[Sandbox]]) -> None:
+        self._core = core
+        self._lifetimes = lifetimes
+        self._ready = ready
+
+    async def checkpoint(self, sandbox_id: str, request: CheckpointRequest = CheckpointRequest()) -> CheckpointInfo:
+        raise _missing("checkpoints")
+
+    async def list_checkpoints(self, sandbox_id: str) -> Sequence[CheckpointInfo]:
+        raise _missing("checkpoints")
+
+    async def remove_checkpoint(self, sandbox_id: str, checkpoint: str) -> None:
+        raise _missing("checkpoints")
+
+    async def fork(self, sandbox_id: str, request: ForkRequest = ForkRequest()) -> Sequence[SandboxInfo]:
+        raise _missing("forks")
+
+    async def snapshot(self, sandbox_id: str, request: SnapshotRequest = SnapshotRequest()) -> SnapshotInfo:
+        raise _missing("snapshots")
+
+    async def list_snapshots(self) -> Sequence[SnapshotInfo]:
+        raise _missing("snapshots")
+
+    async def restore(self, snapshot: str, request: RestoreRequest = RestoreRequest()) -> SandboxInfo:
+        raise _missing("snapshots")
+
+    async def remove_snapshot(self, snapshot: str) -> None:
+        raise _missing("snapshots")
+
+    async def pack(self, sandbox_id: str, request: PackRequest) -> PackReport:
+        raise _missing("packs")
+
+    async def migrate(self, sandbox_id: str, request: MigrationRequest) -> MigrationReport:
+        raise _missing("migration")
+
+    async def fingerprint(self, sandbox_id: str) -> FingerprintReport:
+        raise _missing("fingerprints")
+
+    async def list_jobs(self) -> Sequence[JobInfo]:
+        raise _missing("jobs")
+
+    def change_job(self, job: str, action: JobAction) -> AbstractAsyncContextManager[AsyncIterator[JobEvent]]:
+        raise _missing("jobs")
+
+    @contextmanager
+    def _activity(self, sandbox: Sandbox) -> Iterator[None]:
+        """Count an operation: the sandbox is not idle while it runs, and idle from its end."""
+        sandbox.active += 1
+        try:
+            yield
+        finally:
+            sandbox.active -= 1
+            sandbox.idle_since_boot_s = self._core.now_boot_s()
+
+
+def _missing(what: str) -> CapabilityMissingError:
+    return CapabilityMissingError(f"this node has no {what} yet")

@@ -1,0 +1,69 @@
+"""The port of object stores: named, immutable byte strings, on a local folder or behind an S3-compatible service.
+
+Contract of every driver:
+
+- `put` returns once the object is durable where the store promises it: in a folder, after file and directory were
+  synced; on a service, after it acknowledged. A put that failed or was cancelled may have happened; it has happened
+  whole or not at all.
+- Reads after an acknowledged put see it. `list` may be stale on services that say so; nobody may conclude from an
+  absence in a list that an object does not exist: ask `head`.
+- Keys are relative paths of ASCII letters, digits, ``.``, ``-``, ``_`` and ``/``; what stands under a key never changes
+  its meaning, so that drivers and callers may cache.
+- Every call ends within its deadline. A service that times out, throttles or answers 5xx is asked again by the one
+  retry policy (`dsec.model.retry`) within the deadline; then `StoreUnavailableError` says what was seen.
+- Drivers verify nothing about contents: whoever names objects by hashes checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+DEFAULT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """One object.
+
+    Attributes:
+        key: its key.
+        size_bytes: its size.
+        modified_at_s: when it was put last, wall-clock seconds by the store's clock.
+    """
+
+    key: str
+    size_bytes: int
+    modified_at_s: float
+
+
+class ObjectStore(Protocol):
+    """A store of objects."""
+
+    url: str
+    """What it was opened from, without secrets: ``file:///var/lib/dsec/store``, ``s3://bucket/prefix``."""
+
+    async def put(
+        self, key: str, data: bytes, *, if_absent: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> bool:
+        """Store `data` under `key`, replacing what was there. With `if_absent`, return False and change nothing when
+        something is there (by the store's own condition where it has one)."""
+
+    async def get(self, key: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        """Return an object. Raises `ObjectNotFoundError`."""
+
+    async def get_range(self, key: str, start: int, length: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        """Return `length` bytes from `start`, fewer where the object ends. Raises `ObjectNotFoundError`."""
+
+    async def head(self, key: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ObjectInfo | None:
+        """Describe an object; None when there is none."""
+
+    def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield the objects whose keys begin with `prefix`, by key."""
+
+    async def delete(self, keys: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Delete objects. Idempotent."""
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
