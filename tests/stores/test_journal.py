@@ -20,7 +20,7 @@ from dsec.model.process import ExitStatus
 from dsec.model.sandbox import Resources, SandboxSpec, SandboxState
 from dsec.stores.journal import SCHEMA_VERSION, SqliteJournal
 from dsec.stores.memory import MemoryJournal
-from dsec.stores.port import Journal, PoolRecord, ProcessRecord, SandboxRecord
+from dsec.stores.port import CheckpointRecord, Journal, PoolRecord, ProcessRecord, SandboxRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -96,15 +96,52 @@ async def test_pools_come_back_as_they_were_set(journal: Journal) -> None:
     assert journal.load().pools == (PoolRecord(pool_id="p", spec=SandboxSpec(), policy=PoolPolicy(floor=2)),)
 
 
-async def test_a_journal_of_version_1_is_read_and_brought_to_the_newest(tmp_path: Path) -> None:
+def checkpoint(checkpoint_id: str, sandbox_id: str, *, saved: bool = True) -> CheckpointRecord:
+    return CheckpointRecord(
+        checkpoint_id=checkpoint_id, sandbox_id=sandbox_id, layer=f"{sandbox_id}-C{checkpoint_id}", saved=saved
+    )
+
+
+async def test_checkpoints_are_written_and_dropped_together_with_their_sandbox(journal: Journal) -> None:
+    await journal.put_sandbox(sandbox("sbx-a"))
+    await journal.exchange(checkpoints=[checkpoint("ckp-1", "sbx-a", saved=False)])
+    await journal.exchange(sandbox("sbx-a"), checkpoints=[checkpoint("ckp-1", "sbx-a"), checkpoint("ckp-2", "sbx-a")])
+    assert journal.load().checkpoints == (checkpoint("ckp-1", "sbx-a"), checkpoint("ckp-2", "sbx-a"))
+    await journal.exchange(dropped=[checkpoint("ckp-1", "sbx-a")])
+    content = journal.load()
+    assert content.checkpoints == (checkpoint("ckp-2", "sbx-a"),)
+    assert content.removed_checkpoints == (("ckp-1", "sbx-a"),)
+
+
+async def test_deleting_a_sandbox_takes_its_checkpoints_and_remembers_whose_they_were(journal: Journal) -> None:
+    for name in ("sbx-a", "sbx-b"):
+        await journal.put_sandbox(sandbox(name))
+        await journal.exchange(checkpoints=[checkpoint(f"ckp-{name}", name)])
+    await journal.delete_sandbox("sbx-a")
+    content = journal.load()
+    assert content.checkpoints == (checkpoint("ckp-sbx-b", "sbx-b"),)
+    assert content.removed_checkpoints == (("ckp-sbx-a", "sbx-a"),)
+
+
+_NEW_TABLES = {1: ("pool", "checkpoint", "removed_checkpoint"), 2: ("checkpoint", "removed_checkpoint")}
+_NEW_FIELDS = {
+    1: ("carrier", "first_generation", "pool", "tenancy", "current", "origin", "parent", "forked_from", "snapshot"),
+    2: ("current", "origin", "parent", "forked_from", "snapshot"),
+}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_journal_of_an_older_version_is_read_and_brought_to_the_newest(tmp_path: Path, version: int) -> None:
     path = tmp_path / "journal.sqlite"
     old = SqliteJournal(path)
     await old.put_sandbox(sandbox("sbx-a"))
     await old.close()
     connection = sqlite3.connect(path)
-    connection.executescript("DROP TABLE pool; PRAGMA user_version = 1;")
+    for table in _NEW_TABLES[version]:
+        connection.execute(f"DROP TABLE {table}")
+    connection.execute(f"PRAGMA user_version = {version}")
     record = json.loads(connection.execute("SELECT record FROM sandbox").fetchone()[0])
-    for name in ("carrier", "first_generation", "pool", "tenancy"):
+    for name in _NEW_FIELDS[version]:
         record.pop(name)
     connection.execute("UPDATE sandbox SET record = ?", (json.dumps(record).encode(),))
     connection.commit()
@@ -112,6 +149,7 @@ async def test_a_journal_of_version_1_is_read_and_brought_to_the_newest(tmp_path
     journal = SqliteJournal(path)
     assert journal.load().sandboxes == (sandbox("sbx-a"),)
     await journal.put_pool(PoolRecord(pool_id="p", spec=SandboxSpec(), policy=PoolPolicy()))
+    await journal.exchange(checkpoints=[checkpoint("ckp-1", "sbx-a")])
     await journal.close()
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)

@@ -16,6 +16,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,9 +24,16 @@ from typing import TypeVar
 import msgspec
 
 from dsec.base.errors import DsecError, HostDiskFullError, NodeUnavailableError, StateCorruptedError
-from dsec.stores.port import REMEMBERED_IDS, JournalContent, PoolRecord, ProcessRecord, SandboxRecord
+from dsec.stores.port import (
+    REMEMBERED_IDS,
+    CheckpointRecord,
+    JournalContent,
+    PoolRecord,
+    ProcessRecord,
+    SandboxRecord,
+)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _SCHEMA = """
 CREATE TABLE sandbox (sandbox_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE process (
@@ -35,6 +43,14 @@ CREATE TABLE removed (number INTEGER PRIMARY KEY, sandbox_id TEXT NOT NULL);
 """
 _POOLS = "CREATE TABLE pool (pool_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;"
 """Since version 2, whose sandbox records also tell of pools; records of version 1 are records of version 2."""
+_CHECKPOINTS = """
+CREATE TABLE checkpoint (checkpoint_id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE INDEX checkpoint_of_sandbox ON checkpoint (sandbox_id);
+CREATE TABLE removed_checkpoint (number INTEGER PRIMARY KEY, checkpoint_id TEXT NOT NULL, sandbox_id TEXT NOT NULL);
+"""
+"""Since version 3, whose sandbox records also tell of checkpoints and forks; older records are records of it."""
+_MISSING = {0: _SCHEMA + _POOLS + _CHECKPOINTS, 1: _POOLS + _CHECKPOINTS, 2: _CHECKPOINTS}
+"""What brings a journal of each older version to the newest."""
 _PUT_SANDBOX = "INSERT OR REPLACE INTO sandbox VALUES (?, ?)"
 _PUT_PROCESS = "INSERT OR REPLACE INTO process VALUES (?, ?, ?)"
 _DELETE_SANDBOX = "DELETE FROM sandbox WHERE sandbox_id = ?"
@@ -43,10 +59,21 @@ _PRUNE = f"DELETE FROM removed WHERE number <= (SELECT max(number) FROM removed)
 _DELETE_PROCESSES = "DELETE FROM process WHERE sandbox_id = ?"
 _PUT_POOL = "INSERT OR REPLACE INTO pool VALUES (?, ?)"
 _DELETE_POOL = "DELETE FROM pool WHERE pool_id = ?"
-_DELETION = (_DELETE_SANDBOX, _DELETE_PROCESSES, _REMEMBER)
+_PUT_CHECKPOINT = "INSERT OR REPLACE INTO checkpoint VALUES (?, ?, ?)"
+_DELETE_CHECKPOINT = "DELETE FROM checkpoint WHERE checkpoint_id = ?"
+_REMEMBER_CHECKPOINT = "INSERT INTO removed_checkpoint (checkpoint_id, sandbox_id) VALUES (?, ?)"
+_REMEMBER_CHECKPOINTS = (
+    "INSERT INTO removed_checkpoint (checkpoint_id, sandbox_id) "
+    "SELECT checkpoint_id, sandbox_id FROM checkpoint WHERE sandbox_id = ?"
+)
+_DELETE_CHECKPOINTS = "DELETE FROM checkpoint WHERE sandbox_id = ?"
+_PRUNE_CHECKPOINTS = (
+    f"DELETE FROM removed_checkpoint WHERE number <= (SELECT max(number) FROM removed_checkpoint) - {REMEMBERED_IDS}"
+)
+_DELETION = (_DELETE_SANDBOX, _DELETE_PROCESSES, _REMEMBER, _REMEMBER_CHECKPOINTS, _DELETE_CHECKPOINTS)
 
 _Statement = tuple[str, tuple[str | bytes, ...]]
-_Record = TypeVar("_Record", SandboxRecord, ProcessRecord, PoolRecord)
+_Record = TypeVar("_Record", SandboxRecord, ProcessRecord, PoolRecord, CheckpointRecord)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -81,6 +108,10 @@ class SqliteJournal:
             processes = self._connection.execute("SELECT record FROM process ORDER BY process_id").fetchall()
             removed = self._connection.execute("SELECT sandbox_id FROM removed ORDER BY number").fetchall()
             pools = self._connection.execute("SELECT record FROM pool ORDER BY pool_id").fetchall()
+            checkpoints = self._connection.execute("SELECT record FROM checkpoint ORDER BY checkpoint_id").fetchall()
+            gone = self._connection.execute(
+                "SELECT checkpoint_id, sandbox_id FROM removed_checkpoint ORDER BY number"
+            ).fetchall()
         except sqlite3.Error as error:
             raise self._translated(error) from error
         return JournalContent(
@@ -88,17 +119,31 @@ class SqliteJournal:
             processes=tuple(self._decode(row[0], ProcessRecord) for row in processes),
             removed=tuple(row[0] for row in removed),
             pools=tuple(self._decode(row[0], PoolRecord) for row in pools),
+            checkpoints=tuple(self._decode(row[0], CheckpointRecord) for row in checkpoints),
+            removed_checkpoints=tuple((row[0], row[1]) for row in gone),
         )
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
         await self._write((_PUT_SANDBOX, (record.sandbox_id, _encode(record))))
 
-    async def exchange(self, *records: SandboxRecord, erased: str | None = None) -> None:
+    async def exchange(
+        self,
+        *records: SandboxRecord,
+        erased: str | None = None,
+        checkpoints: Sequence[CheckpointRecord] = (),
+        dropped: Sequence[CheckpointRecord] = (),
+    ) -> None:
         erasing: tuple[_Statement, ...] = () if erased is None else ((_DELETE_SANDBOX, (erased,)),)
-        await self._write(*erasing, *((_PUT_SANDBOX, (record.sandbox_id, _encode(record))) for record in records))
+        await self._write(
+            *erasing,
+            *((_PUT_SANDBOX, (record.sandbox_id, _encode(record))) for record in records),
+            *((_PUT_CHECKPOINT, (each.checkpoint_id, each.sandbox_id, _encode(each))) for each in checkpoints),
+            *(statement for each in dropped for statement in _dropping(each)),
+        )
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        await self._write(*((text, (sandbox_id,)) for text in _DELETION), (_PRUNE, ()))
+        deletion = ((text, (sandbox_id,)) for text in _DELETION)
+        await self._write(*deletion, (_PRUNE, ()), (_PRUNE_CHECKPOINTS, ()))
 
     async def put_process(self, record: ProcessRecord) -> None:
         await self._write((_PUT_PROCESS, (record.sandbox_id, record.process_id, _encode(record))))
@@ -181,7 +226,7 @@ class SqliteJournal:
                 f"{self._path} has version {version}; this program knows versions up to {SCHEMA_VERSION}",
                 resolution="use the newer program that wrote it, or another state directory",
             )
-        missing = {0: _SCHEMA + _POOLS, 1: _POOLS}.get(version)
+        missing = _MISSING.get(version)
         if missing is not None:
             connection.executescript(f"BEGIN IMMEDIATE;{missing}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
 
@@ -199,6 +244,14 @@ class SqliteJournal:
         return StateCorruptedError(
             f"{self._path} is not a usable journal", detail=str(error), resolution="restore it or move it away"
         )
+
+
+def _dropping(record: CheckpointRecord) -> tuple[_Statement, ...]:
+    return (
+        (_DELETE_CHECKPOINT, (record.checkpoint_id,)),
+        (_REMEMBER_CHECKPOINT, (record.checkpoint_id, record.sandbox_id)),
+        (_PRUNE_CHECKPOINTS, ()),
+    )
 
 
 def _tell(writes: list[_Write], error: DsecError | None) -> None:

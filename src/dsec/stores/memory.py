@@ -5,9 +5,18 @@ Each write is applied at once and then lets other tasks run, as a real one does:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from anyio.lowlevel import checkpoint
 
-from dsec.stores.port import REMEMBERED_IDS, JournalContent, PoolRecord, ProcessRecord, SandboxRecord
+from dsec.stores.port import (
+    REMEMBERED_IDS,
+    CheckpointRecord,
+    JournalContent,
+    PoolRecord,
+    ProcessRecord,
+    SandboxRecord,
+)
 
 
 class MemoryJournal:
@@ -18,6 +27,8 @@ class MemoryJournal:
         self._processes: dict[tuple[str, str], ProcessRecord] = {}
         self._removed: list[str] = []
         self._pools: dict[str, PoolRecord] = {}
+        self._checkpoints: dict[str, CheckpointRecord] = {}
+        self._removed_checkpoints: list[tuple[str, str]] = []
 
     def load(self) -> JournalContent:
         return JournalContent(
@@ -25,22 +36,40 @@ class MemoryJournal:
             processes=tuple(self._processes.values()),
             removed=tuple(self._removed),
             pools=tuple(self._pools.values()),
+            checkpoints=tuple(self._checkpoints.values()),
+            removed_checkpoints=tuple(self._removed_checkpoints),
         )
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
         self._sandboxes[record.sandbox_id] = record
         await checkpoint()
 
-    async def exchange(self, *records: SandboxRecord, erased: str | None = None) -> None:
+    async def exchange(
+        self,
+        *records: SandboxRecord,
+        erased: str | None = None,
+        checkpoints: Sequence[CheckpointRecord] = (),
+        dropped: Sequence[CheckpointRecord] = (),
+    ) -> None:
         if erased is not None:
             self._sandboxes.pop(erased, None)
         for record in records:
             self._sandboxes[record.sandbox_id] = record
+        for each in checkpoints:
+            self._checkpoints[each.checkpoint_id] = each
+        self._drop(dropped)
         await checkpoint()
+
+    def _drop(self, records: Sequence[CheckpointRecord]) -> None:
+        for record in records:
+            self._checkpoints.pop(record.checkpoint_id, None)
+        gone = [(record.checkpoint_id, record.sandbox_id) for record in records]
+        self._removed_checkpoints = [*self._removed_checkpoints, *gone][-REMEMBERED_IDS:]
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         self._sandboxes.pop(sandbox_id, None)
         self._removed = [*self._removed, sandbox_id][-REMEMBERED_IDS:]
+        self._drop([record for record in self._checkpoints.values() if record.sandbox_id == sandbox_id])
         await self.delete_processes(sandbox_id)
 
     async def put_process(self, record: ProcessRecord) -> None:

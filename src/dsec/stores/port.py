@@ -12,6 +12,7 @@ Contract of every driver:
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +23,8 @@ from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.model.value import Value
 
 REMEMBERED_IDS = 65_536
-"""Ids of deleted sandboxes that a journal remembers, so that removing twice is removing once, also after a restart."""
+"""Ids of deleted sandboxes, and of removed checkpoints, that a journal remembers, so that removing twice is removing
+once, also after a restart."""
 
 
 class Tenancy(enum.Enum):
@@ -49,7 +51,7 @@ class SandboxRecord(Value, frozen=True):
         generation: number of the instance; while rolling back that of the old one.
         slot: number of its range of host ids.
         layer: name of the writable layer; while rolling back that of the old one.
-        rollback_to: the checkpoint that a rollback under way begins from; None: clean.
+        rollback_to: layer name of the checkpoint that a rollback under way begins from; None: its clean state.
         created_wall_s: when, for people.
         boot_id: the boot in which the deadline below means something.
         deadline_boot_s: end of the maximum lifetime in boot time; None: never.
@@ -60,6 +62,11 @@ class SandboxRecord(Value, frozen=True):
         first_generation: generation in which it was given to its present owner.
         pool: the pool that it belongs to; empty: none.
         tenancy: who has it.
+        current: the checkpoint from which its present state began; None: its clean state.
+        origin: the checkpoint's layer that is its clean state, for one that did not begin empty; empty: nothing.
+        parent: the sandbox it was forked from; empty: none.
+        forked_from: the parent's checkpoint that it began from; empty: the state that the parent was in then.
+        snapshot: the durable snapshot it was restored from; empty: none.
     """
 
     sandbox_id: str
@@ -81,6 +88,41 @@ class SandboxRecord(Value, frozen=True):
     first_generation: int = 0
     pool: str = ""
     tenancy: Tenancy = Tenancy.OCCUPIED
+    current: str | None = None
+    origin: str = ""
+    parent: str = ""
+    forked_from: str = ""
+    snapshot: str = ""
+
+
+class CheckpointRecord(Value, frozen=True):
+    """One checkpoint as the journal knows it (docs/formats/journal.md). `parent` makes a tree of those of a sandbox.
+
+    Attributes:
+        checkpoint_id: its public id.
+        sandbox_id: whose it is.
+        layer: name of the frozen layer, and of what its hook exported.
+        name: its owner's own name for it; empty: none.
+        parent: the checkpoint from which the saved state began; None: the sandbox's clean state.
+        generation: of the sandbox's instance in which it was made.
+        created_wall_s: when, for people.
+        frozen_s: how long processes stood still for it.
+        written_bytes: what the writable layer had used.
+        exported_bytes: of what the hook exported; None: none ran.
+        saved: False announces it: whether the layer is whole is not known.
+    """
+
+    checkpoint_id: str
+    sandbox_id: str
+    layer: str
+    name: str = ""
+    parent: str | None = None
+    generation: int = 0
+    created_wall_s: float = 0.0
+    frozen_s: float = 0.0
+    written_bytes: int = 0
+    exported_bytes: int | None = None
+    saved: bool = False
 
 
 class PoolRecord(Value, frozen=True):
@@ -128,12 +170,16 @@ class JournalContent:
         sandboxes, processes: the records.
         removed: ids that were deleted, the oldest first; at most `REMEMBERED_IDS`.
         pools: the pools.
+        checkpoints: of all sandboxes, also those that were only announced.
+        removed_checkpoints: id and sandbox of those that were removed, the oldest first; at most `REMEMBERED_IDS`.
     """
 
     sandboxes: tuple[SandboxRecord, ...]
     processes: tuple[ProcessRecord, ...]
     removed: tuple[str, ...] = ()
     pools: tuple[PoolRecord, ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    removed_checkpoints: tuple[tuple[str, str], ...] = ()
 
 
 class Journal(Protocol):
@@ -145,11 +191,24 @@ class Journal(Protocol):
     async def put_sandbox(self, record: SandboxRecord) -> None:
         """Write a sandbox, replacing what had its id."""
 
-    async def exchange(self, *records: SandboxRecord, erased: str | None = None) -> None:
-        """Write sandboxes and forget one, all or nothing. The erased id is not remembered: it was nobody's."""
+    async def exchange(
+        self,
+        *records: SandboxRecord,
+        erased: str | None = None,
+        checkpoints: Sequence[CheckpointRecord] = (),
+        dropped: Sequence[CheckpointRecord] = (),
+    ) -> None:
+        """Write sandboxes and checkpoints and forget others, all or nothing.
+
+        Args:
+            records: sandboxes to write.
+            erased: a sandbox to forget whose id is not remembered: it was nobody's.
+            checkpoints: to write.
+            dropped: checkpoints to forget, but for their ids.
+        """
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        """Forget a sandbox and its processes, but for its id. Idempotent."""
+        """Forget a sandbox with its processes and checkpoints, but for the ids. Idempotent."""
 
     async def put_process(self, record: ProcessRecord) -> None:
         """Write a background process, replacing what had its ids."""
