@@ -7,8 +7,9 @@ Contract of every driver:
   whole or not at all.
 - Reads after an acknowledged put see it. `list` may be stale on services that say so; nobody may conclude from an
   absence in a list that an object does not exist: ask `head`.
-- Keys are relative paths of ASCII letters, digits, ``.``, ``-``, ``_`` and ``/``; what stands under a key never changes
-  its meaning, so that drivers and callers may cache.
+- Keys are relative paths of ASCII letters, digits, ``.``, ``-``, ``_`` and ``/``; no part begins with a dot, and none
+  is a beginning of another key's path (``a`` beside ``a/b``), which a folder could not hold; what stands
+  under a key never changes its meaning, so that drivers and callers may cache.
 - Every call ends within its deadline. A service that times out, throttles or answers 5xx is asked again by the one
   retry policy (`dsec.model.retry`) within the deadline; then `StoreUnavailableError` says what was seen.
 - Drivers verify nothing about contents: whoever names objects by hashes checks them.
@@ -16,11 +17,22 @@ Contract of every driver:
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dsec.base.errors import InvalidRequestError
+
 DEFAULT_TIMEOUT_S = 60.0
+MAXIMUM_KEY_LENGTH = 512
+"""Characters of a key: a service's limit is 1,024 bytes, and its prefix has its share."""
+MAXIMUM_PART_LENGTH = 200
+"""Characters between two slashes: a file name has at most 255, and a put that is under way adds to it."""
+
+_PART = rf"(?!\.)[A-Za-z0-9._-]{{1,{MAXIMUM_PART_LENGTH}}}"
+_KEY = re.compile(rf"{_PART}(?:/{_PART})*")
+_PREFIX = re.compile(rf"(?:{_PART}/)*(?:{_PART})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +79,38 @@ class ObjectStore(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections."""
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is one.
+
+    Raises:
+        InvalidRequestError: it is not.
+    """
+    if len(key) > MAXIMUM_KEY_LENGTH or _KEY.fullmatch(key) is None:
+        raise InvalidRequestError(
+            f"{key[:80]!r} is no key of an object",
+            resolution="use letters, digits, '.', '-' and '_' in parts parted by '/', none beginning with a dot",
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` if keys can begin with it.
+
+    Raises:
+        InvalidRequestError: none can.
+    """
+    if len(prefix) > MAXIMUM_KEY_LENGTH or _PREFIX.fullmatch(prefix) is None:
+        raise InvalidRequestError(f"no key of an object begins with {prefix[:80]!r}")
+    return prefix
+
+
+def check_range(start: int, length: int) -> None:
+    """Refuse a range that begins before the object or holds nothing.
+
+    Raises:
+        InvalidRequestError: it does.
+    """
+    if start < 0 or length < 1:
+        raise InvalidRequestError(f"no object has a range of {length} bytes from {start}")
