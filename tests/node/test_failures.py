@@ -37,7 +37,7 @@ async def prepare(node: Node) -> None:
     await node.create(SandboxSpec(), sandbox_id="sbx-neighbour")
     await create(node)
     await node.start_process(BOX, CommandRequest(argv=("sleep", "600"), timeout_s=None))
-    await node.checkpoint(BOX)
+    await node.state.checkpoint(BOX)
 
 
 async def rollback(node: Node) -> None:

@@ -187,7 +187,7 @@ async def test_cancelling_a_script_closes_its_session(node: Node) -> None:
 
 async def test_a_rollback_to_a_checkpoint_brings_its_files_back(node: Node) -> None:
     await node.write_file(BOX, "kept", b"1")
-    name = await node.checkpoint(BOX)
+    name = (await node.state.checkpoint(BOX)).checkpoint_id
     await node.write_file(BOX, "lost", b"2")
     await node.rollback(BOX, snapshot=name)
     assert [info.name for info in await node.list_files(BOX, "/home/user")] == ["kept"]

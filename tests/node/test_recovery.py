@@ -73,12 +73,12 @@ async def test_what_nobody_claims_is_discarded() -> None:
     host = MemoryHost()
     async with host.node() as node:
         await node.create(SandboxSpec(), sandbox_id=BOX)
-        name = await node.checkpoint(BOX)
+        name = (await node.state.checkpoint(BOX)).checkpoint_id
     await host.journal.delete_sandbox("sbx-never")
     host.layers.create("sbx-stray-g0", quota_bytes=None)
     async with host.node() as node:
         await check_no_leak(host, node)
-        assert name in host.layers.names()
+        assert [each.checkpoint_id for each in await node.state.list_checkpoints(BOX)] == [name]
         assert (await node.rollback(BOX, snapshot=name)).generation == 1
     await host.journal.delete_sandbox(BOX)
     async with host.node() as node:

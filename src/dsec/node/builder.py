@@ -26,6 +26,7 @@ from dsec.runtimes.container.runtime import ContainerRuntime, ContainerRuntimeSe
 from dsec.runtimes.port import Runtime
 from dsec.state.btrfs import BtrfsWritableLayers
 from dsec.state.directory import DirectoryWritableLayers
+from dsec.state.exports import DirectoryExports
 from dsec.state.port import WritableLayers
 from dsec.state.volume import StateVolume, open_volume
 from dsec.stores.journal import SqliteJournal
@@ -65,6 +66,7 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
             host=SystemHost(state_dir, volume_free_bytes=storage.free_bytes),
             settings=settings,
             spool_dir=state_dir / "spool",
+            exports=DirectoryExports(state_dir / "exports"),
             events_file=state_dir / "events.jsonl",
             boot_id=boot_id(),
         )

@@ -6,6 +6,7 @@ effect is complete. Memory follows the journal, so that nobody is told of what a
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +25,19 @@ from dsec.node.pools.recorder import Recorder
 from dsec.node.registry import Registry
 from dsec.node.sandbox import Generation, Sandbox, instance_of
 from dsec.node.slots import SLOT_SIZE, HostIdSlots
+from dsec.node.state.clean_states import CleanStates
+from dsec.node.state.saved_layers import SavedLayers
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import Reports, merged_reports
-from dsec.runtimes.port import LaunchRequest
-from dsec.stores.port import SandboxRecord
+from dsec.runtimes.port import Instance, LaunchRequest
+from dsec.stores.port import REMEMBERED_IDS, CheckpointRecord, SandboxRecord
 
 if TYPE_CHECKING:
     from dsec.node.pools.pools import Pools
 
+SEED_FILE = "/dev/dsec-seed"
+"""Holds the seed in decimal and a newline, in sandboxes that have one. It is the guest's to change, as the variables
+are; each rollback writes it anew."""
 _HOST_IDS_END = 1 << 32
 
 
@@ -41,6 +47,9 @@ class Core:
     Attributes:
         vacant: what belongs to a pool and nobody has, by carrier.
         pools: the pools, once the node has recovered.
+        saved: frozen layers, and who needs them.
+        removed_checkpoints: whose checkpoint an id was that is removed.
+        clean_states: what clean sandboxes look like.
         admission, recorder: who says whether one more is taken, and who keeps events.
     """
 
@@ -55,8 +64,11 @@ class Core:
         self.closing = False
         self.vacant: dict[str, Sandbox] = {}
         self.pools: Pools | None = None
+        self.saved = SavedLayers(parts.layers, parts.exports)
+        self.removed_checkpoints: OrderedDict[str, str] = OrderedDict()
         self.admission = NodeAdmission(parts.settings, parts.host, parts.clock)
         self.recorder = Recorder(parts.clock, parts.events_file, parts.settings.maximum_events_bytes)
+        self.clean_states = CleanStates(parts)
 
     def read_capabilities(self) -> None:
         self.reports = merged_reports(self.parts.runtime.capabilities(), self.parts.layers.capabilities())
@@ -68,13 +80,19 @@ class Core:
         if self.closing:
             raise NodeUnavailableError("the node is shutting down", resolution="try again when it is back")
 
-    def admit(self, *, for_pool: bool = False) -> None:
-        """Raise the reason why one more sandbox is not taken now; pools then give up what they can.
+    def remember_removed_checkpoint(self, record: CheckpointRecord) -> None:
+        self.removed_checkpoints[record.checkpoint_id] = record.sandbox_id
+        if len(self.removed_checkpoints) > REMEMBERED_IDS:
+            self.removed_checkpoints.popitem(last=False)
+
+    def admit(self, *, count: int = 1, for_pool: bool = False) -> None:
+        """Raise the reason why no more sandboxes are taken now; pools then give up what they can.
 
         Args:
+            count: how many are to be taken, all or none.
             for_pool: it is to stand ready; nothing that stands ready is given up for it.
         """
-        refusal = self.admission.refusal(len(self.slots))
+        refusal = self.admission.refusal(len(self.slots) + count - 1)
         if refusal is None:
             return
         self.recorder.add(EventKind.REFUSED, text=refusal.brief)
@@ -118,7 +136,29 @@ class Core:
                 first_host_id=self.slots.first_host_id(record.slot),
             )
         )
+        try:
+            await write_seed(instance, record)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await instance.terminate()
+            raise
         return Generation(record, instance)
+
+
+async def write_seed(instance: Instance, record: SandboxRecord) -> None:
+    """Put the seed where programs find it that are started without our environment: on a file system in memory, so that
+    the writable layer stays empty."""
+    if record.spec.seed is None:
+        return
+    writer = await instance.files.open_write(SEED_FILE, permissions=0o444)
+    committed = False
+    try:
+        await writer.write(f"{record.spec.seed}\n".encode())
+        await writer.commit()
+        committed = True
+    finally:
+        if not committed:
+            await writer.abort()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from dsec.lifecycle.machine import Event
 from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.node.core import Core, shielded
 from dsec.node.sandbox import Generation, Sandbox, instance_name
+from dsec.node.state.checkpoints import drop_all
 
 _log = structlog.get_logger(__name__)
 _OVER = frozenset({SandboxState.STOPPED, SandboxState.FAILED})
@@ -34,10 +35,10 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
     for name in sorted(sandbox.instances):
         await core.parts.runtime.discard(name)
         sandbox.instances.discard(name)
-    for name in sorted(sandbox.layers | sandbox.checkpoints):
+    for name in sorted(sandbox.layers):
         core.parts.layers.discard(name)
     sandbox.layers.clear()
-    sandbox.checkpoints.clear()
+    await drop_all(core, sandbox)
     remove_spool(core, record.sandbox_id, record.generation)
     if sandbox.holds_slot:
         # A failed sandbox is taken apart again when it is removed: by then another may have its ids.
@@ -84,7 +85,8 @@ async def stop(core: Core, sandbox: Sandbox, cause: str = "stopped on request") 
 
 
 async def _stop(core: Core, sandbox: Sandbox, cause: str) -> None:
-    kept = sandbox.record.cause or cause
+    # Of a sandbox that failed the first cause counts; that of one that lives tells of something else.
+    kept = sandbox.record.cause if sandbox.record.cause_code else cause
     if core.pools is not None and core.pools.is_recyclable(sandbox):
         try:
             await core.pools.take_back(sandbox, kept)

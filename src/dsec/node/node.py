@@ -192,19 +192,13 @@ class Node:
         return self._core.info(sandbox)
 
     async def rollback(self, sandbox_id: str, *, snapshot: str | None = None) -> SandboxInfo:
+        """Roll back to the clean state, or to the checkpoint with this id or name."""
         self._core.check_open()
         sandbox = self._core.registry.find(sandbox_id)
         with self._activity(sandbox):
             info = await rollback.rollback(self._core, sandbox, snapshot)
         self._lifetimes.watch(sandbox)
         return info
-
-    async def checkpoint(self, sandbox_id: str) -> str:
-        """Freeze a copy of the writable layer, cheap and local, and return its name for `rollback`."""
-        self._core.check_open()
-        sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
-            return await rollback.checkpoint(self._core, sandbox)
 
     async def end_processes(self, sandbox_id: str) -> None:
         sandbox = await self._ready(sandbox_id)

@@ -13,6 +13,7 @@ from dsec.images.port import ImageStore
 from dsec.node.host import HostProbe
 from dsec.node.settings import NodeSettings
 from dsec.runtimes.port import Runtime
+from dsec.state.exports import Exports, MemoryExports
 from dsec.state.port import WritableLayers
 from dsec.stores.port import Journal
 
@@ -28,6 +29,7 @@ class NodeParts:
             `ImageNotFoundError` for a name it does not know. None: nothing is made.
         settings: what can be set.
         spool_dir: where the output of background processes is kept across restarts; None: in memory only.
+        exports: where the states that hooks exported are kept.
         events_file: where events are kept; None: in memory only.
         clock, random_bytes: time and chance.
         boot_id: which boot of the kernel this is.
@@ -43,6 +45,7 @@ class NodeParts:
     ensure_image: Callable[[str], object] | None = None
     spool_dir: Path | None = None
     events_file: Path | None = None
+    exports: Exports = field(default_factory=MemoryExports)
     clock: Clock = field(default_factory=SystemClock)
     random_bytes: RandomBytes = os.urandom
     boot_id: str = ""

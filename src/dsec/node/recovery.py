@@ -13,16 +13,16 @@ import msgspec
 import structlog
 
 from dsec.base.errors import DsecError, RuntimeFailedError
-from dsec.lifecycle.machine import Event
+from dsec.lifecycle.machine import LIVE, Event
 from dsec.model.sandbox import SandboxState
 from dsec.node.core import Core
 from dsec.node.ending import fail, take_apart, watch
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.processes import take_over
-from dsec.node.rollback import checkpoint_owner, make_layer, next_generation
+from dsec.node.rollback import complete, make_layer, next_generation
 from dsec.node.sandbox import Generation, Sandbox, instance_name, instance_of
 from dsec.runtimes.port import Instance
-from dsec.stores.port import PoolRecord, ProcessRecord, SandboxRecord, Tenancy
+from dsec.stores.port import CheckpointRecord, JournalContent, PoolRecord, ProcessRecord, SandboxRecord, Tenancy
 
 _log = structlog.get_logger(__name__)
 _NEVER_ACKNOWLEDGED = frozenset({SandboxState.PENDING, SandboxState.CREATING})
@@ -39,7 +39,7 @@ class Recovery:
         self._processes: dict[str, list[ProcessRecord]] = defaultdict(list)
         self._instances: set[str] = set()
         self._layers: set[str] = set()
-        self._checkpoints: dict[str, set[str]] = defaultdict(set)
+        self._checkpoints: dict[str, list[CheckpointRecord]] = defaultdict(list)
         self.pools: tuple[PoolRecord, ...] = ()
 
     async def run(self) -> None:
@@ -51,10 +51,9 @@ class Recovery:
             self._processes[process.sandbox_id].append(process)
         self._instances = set(await parts.runtime.instances())
         self._layers = set(parts.layers.names())
-        for name in self._layers:
-            owner = checkpoint_owner(name)
-            if owner is not None:
-                self._checkpoints[owner].add(name)
+        for checkpoint_id, owner in content.removed_checkpoints:
+            self._core.removed_checkpoints[checkpoint_id] = owner
+        await self._read_checkpoints(content)
         pools = frozenset(pool.pool_id for pool in content.pools)
         for record in content.sandboxes:
             if record.state not in _OVER and record.state not in _NEVER_ACKNOWLEDGED and not _is_waste(record, pools):
@@ -67,6 +66,32 @@ class Recovery:
         await self._discard_unclaimed()
         self.pools = content.pools
 
+    async def _read_checkpoints(self, content: JournalContent) -> None:
+        """Keep the checkpoints that are whole and whose sandbox lives, and drop the others from the journal."""
+        living = {record.sandbox_id for record in content.sandboxes if record.state in LIVE}
+        dropped: list[CheckpointRecord] = []
+        for record in sorted(content.checkpoints, key=lambda each: (each.created_wall_s, each.checkpoint_id)):
+            if record.saved and record.sandbox_id in living and record.layer in self._layers:
+                self._checkpoints[record.sandbox_id].append(record)
+            else:
+                dropped.append(record)
+        if dropped:
+            await self._core.parts.journal.exchange(dropped=dropped)
+            for record in dropped:
+                self._core.remember_removed_checkpoint(record)
+
+    def _adopt_saved(self, sandbox: Sandbox) -> None:
+        """Claim what is saved of a sandbox, and let what began from a lost checkpoint begin from the clean state."""
+        records = self._checkpoints[sandbox.sandbox_id]
+        known = {record.checkpoint_id for record in records}
+        for record in records:
+            parent = record.parent if record.parent in known else None
+            sandbox.checkpoints[record.checkpoint_id] = msgspec.structs.replace(record, parent=parent)
+            self._core.saved.claim(record.layer)
+        if sandbox.record.origin:
+            self._core.saved.claim(sandbox.record.origin)
+            sandbox.holds_origin = True
+
     async def _recover(self, record: SandboxRecord) -> None:
         if record.state in _NEVER_ACKNOWLEDGED:
             # Its instance and layer are claimed by nobody now.
@@ -78,6 +103,7 @@ class Recovery:
         if record.state in _OVER:
             sandbox.holds_slot = False
             return
+        self._adopt_saved(sandbox)
         async with sandbox.transition:
             if record.state is SandboxState.STOPPING:
                 await self._finish_stop(sandbox)
@@ -122,14 +148,13 @@ class Recovery:
 
     async def _revive(self, sandbox: Sandbox) -> None:
         """Adopt a sandbox, or go the rest of the way of its rollback."""
-        sandbox.checkpoints = self._checkpoints[sandbox.sandbox_id]
         if sandbox.state is SandboxState.ROLLING_BACK:
             await self._finish_rollback(sandbox)
         else:
             await self._adopt(sandbox)
         record = sandbox.record
         self._instances.discard(instance_of(record))
-        self._layers -= {record.layer, *sandbox.checkpoints}
+        self._layers.discard(record.layer)
 
     async def _adopt(self, sandbox: Sandbox) -> None:
         core, record = self._core, sandbox.record
@@ -175,14 +200,17 @@ class Recovery:
         make_layer(core, old, new.layer)
         await core.parts.journal.delete_processes(old.sandbox_id)
         sandbox.generation = await core.launch(new)
-        await core.move(sandbox, Event.ROLLED_BACK, generation=new.generation, layer=new.layer, rollback_to=None)
+        await complete(core, sandbox, new)
 
     async def _discard_unclaimed(self) -> None:
         core = self._core
         for name in sorted(self._instances):
             await core.parts.runtime.discard(name)
-        for name in sorted(self._layers & core.parts.layers.names()):
+        claimed = core.saved.claimed()
+        for name in sorted((self._layers & core.parts.layers.names()) - claimed):
             core.parts.layers.discard(name)
+        for name in core.parts.exports.names() - claimed:
+            core.parts.exports.discard(name)
         if core.parts.spool_dir is not None and core.parts.spool_dir.is_dir():
             self._discard_spools()
 

@@ -14,67 +14,60 @@ from __future__ import annotations
 import anyio
 import msgspec
 
-from dsec.base.errors import DsecError, RuntimeFailedError, SandboxExitedError, SnapshotNotFoundError
-from dsec.base.ids import random_body
+from dsec.base.errors import DsecError, HookFailedError, RuntimeFailedError, SandboxExitedError
 from dsec.lifecycle.machine import Event
-from dsec.model.capability import Capability
 from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.node.core import Core, shielded
 from dsec.node.ending import end_use, fail, remove_spool, watch
 from dsec.node.sandbox import Sandbox, instance_of
+from dsec.node.state import checkpoints
+from dsec.node.state.hooks import import_state
 from dsec.node.together import together
-from dsec.node.validation import require_capability
-from dsec.stores.port import SandboxRecord
-
-_CHECKPOINT_MARK = "-C"
-"""Stands between a sandbox's id and the rest of a checkpoint's name; the capital cannot stand in any sandbox id."""
+from dsec.stores.port import CheckpointRecord, SandboxRecord
 
 
-def checkpoint_owner(name: str) -> str | None:
-    """Return the id of the sandbox whose checkpoint has this name; None for the name of another layer."""
-    owner, mark, _ = name.partition(_CHECKPOINT_MARK)
-    return owner if mark else None
+async def rollback(
+    core: Core, sandbox: Sandbox, checkpoint: str | None, *, because: DsecError | None = None
+) -> SandboxInfo:
+    """Roll back. It finishes although its caller is cancelled; only a stop ends it early.
 
+    Args:
+        core: the node.
+        sandbox: what is rolled back.
+        checkpoint: id or name of the checkpoint to go back to; None: the clean state.
+        because: why it is done without being asked for; commands under way end with it, and the record tells of it.
 
-async def checkpoint(core: Core, sandbox: Sandbox) -> str:
-    """Freeze a copy of the writable layer and return its name, for `rollback`."""
-    require_capability(Capability.CHECKPOINT, "a checkpoint", core.reports)
-    async with sandbox.transition:
-        sandbox.running()
-        name = f"{sandbox.sandbox_id}{_CHECKPOINT_MARK}{random_body(6, core.parts.random_bytes)}"
-        core.parts.layers.checkpoint(sandbox.record.layer, name)
-        sandbox.checkpoints.add(name)
-        return name
-
-
-async def rollback(core: Core, sandbox: Sandbox, snapshot: str | None) -> SandboxInfo:
-    """Roll back. It finishes although its caller is cancelled; only a stop ends it early."""
-    if snapshot is not None and snapshot not in sandbox.checkpoints:
-        raise SnapshotNotFoundError(f"{sandbox.sandbox_id} has no checkpoint {snapshot[:80]!r}")
+    Raises:
+        SnapshotNotFoundError: there is no such checkpoint. Nothing was done.
+        HookFailedError: the image's import hook failed in the new generation, and so the sandbox has.
+        RuntimeFailedError: the sandbox failed.
+    """
     async with sandbox.transition:
         if sandbox.generation is None:
             raise sandbox.unusable()
+        target = None if checkpoint is None else checkpoints.find(core, sandbox, checkpoint)
         failure: DsecError = RuntimeFailedError("its rollback was interrupted or took too long")
         with anyio.CancelScope(shield=True) as scope:
             scope.deadline = anyio.current_time() + core.settings.rollback_timeout_s
             sandbox.transition_scope = scope
             try:
-                await _roll_back(core, sandbox, snapshot)
+                await _roll_back(core, sandbox, target, because)
                 return core.info(sandbox)
             except DsecError as error:
                 failure = error
             finally:
                 sandbox.transition_scope = None
-        if sandbox.state is SandboxState.ROLLING_BACK:
-            await _fail(core, sandbox, failure)
+                if sandbox.state is SandboxState.ROLLING_BACK:
+                    # Also for an error that is none of ours: nobody would ever end this state.
+                    await _fail(core, sandbox, failure)
         raise failure
 
 
-async def _roll_back(core: Core, sandbox: Sandbox, snapshot: str | None) -> None:
+async def _roll_back(core: Core, sandbox: Sandbox, target: CheckpointRecord | None, because: DsecError | None) -> None:
     if sandbox.state is SandboxState.PAUSED:
         # A frozen instance is ended as it is; only the record passes through `ready`.
         await core.move(sandbox, Event.RESUMED)
-    await core.move(sandbox, Event.ROLLBACK_BEGAN, rollback_to=snapshot)
+    await core.move(sandbox, Event.ROLLBACK_BEGAN, rollback_to=None if target is None else target.layer)
     old = sandbox.record
     new = next_generation(old)
     sandbox.layers.add(new.layer)
@@ -84,13 +77,13 @@ async def _roll_back(core: Core, sandbox: Sandbox, snapshot: str | None) -> None
         # Nothing of the old generation was touched: the sandbox is what it was.
         await core.move(sandbox, Event.ROLLED_BACK, rollback_to=None)
         raise
-    await _replace(core, sandbox, new)
+    await _replace(core, sandbox, new, because)
     core.supervisor.start(f"discard {old.layer}", lambda: _discard(core, sandbox, old))
 
 
-async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord) -> None:
+async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord, because: DsecError | None) -> None:
     old = sandbox.running().instance
-    end_use(core, sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was rolled back"))
+    end_use(core, sandbox, because or SandboxExitedError(f"{sandbox.sandbox_id} was rolled back"))
     # Both are known by name from here on: whatever fails, they are taken apart.
     sandbox.instances.add(instance_of(new))
     sandbox.generation = None
@@ -101,8 +94,26 @@ async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord) -> None:
         await core.parts.journal.delete_processes(sandbox.sandbox_id)
 
     sandbox.generation = await together(lambda: core.launch(new), end_old)
-    await core.move(sandbox, Event.ROLLED_BACK, generation=new.generation, layer=new.layer, rollback_to=None)
+    if new.tenancy is Tenancy.OCCUPIED:  # Of what nobody has, its pool looks itself.
+        await check(core, new, sandbox.generation, from_checkpoint=old.rollback_to is not None)
+    await complete(core, sandbox, new, because)
     watch(core, sandbox)
+
+
+async def complete(core: Core, sandbox: Sandbox, new: SandboxRecord, because: DsecError | None = None) -> None:
+    """Give the new generation, which runs alone now, what was exported for it, and let the sandbox be ready."""
+    old = sandbox.record
+    await import_state(core, new, sandbox.running(), old.rollback_to or old.origin)
+    current = next((each for each in sandbox.checkpoints.values() if each.layer == old.rollback_to), None)
+    await core.move(
+        sandbox,
+        Event.ROLLED_BACK,
+        generation=new.generation,
+        layer=new.layer,
+        rollback_to=None,
+        current=None if current is None else current.checkpoint_id,
+        cause="" if because is None else f"rolled back: {because.brief}",
+    )
 
 
 def next_generation(old: SandboxRecord) -> SandboxRecord:
@@ -114,10 +125,11 @@ def next_generation(old: SandboxRecord) -> SandboxRecord:
 def make_layer(core: Core, old: SandboxRecord, name: str) -> None:
     """Make the writable layer of the next generation."""
     quota_bytes = old.spec.resources.disk_bytes
-    if old.rollback_to is None:
-        core.parts.layers.create(name, quota_bytes=quota_bytes)
+    source = old.rollback_to or old.origin
+    if source:
+        core.parts.layers.branch(source, name, quota_bytes=quota_bytes)
     else:
-        core.parts.layers.branch(old.rollback_to, name, quota_bytes=quota_bytes)
+        core.parts.layers.create(name, quota_bytes=quota_bytes)
 
 
 async def _discard(core: Core, sandbox: Sandbox, old: SandboxRecord) -> None:
@@ -128,6 +140,7 @@ async def _discard(core: Core, sandbox: Sandbox, old: SandboxRecord) -> None:
 
 
 async def _fail(core: Core, sandbox: Sandbox, error: DsecError) -> None:
-    failure = error if isinstance(error, RuntimeFailedError) else RuntimeFailedError(error.brief, detail=error.detail)
+    is_told = isinstance(error, RuntimeFailedError | HookFailedError)
+    failure = error if is_told else RuntimeFailedError(error.brief, detail=error.detail)
     with shielded(core.settings.end_timeout_s, f"cleaning up after {sandbox.sandbox_id}"):
         await fail(core, sandbox, failure)

@@ -12,7 +12,7 @@ import anyio
 from dsec.base.errors import DsecError, InvalidStateError, error_from_code
 from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.runtimes.port import Instance
-from dsec.stores.port import SandboxRecord
+from dsec.stores.port import CheckpointRecord, SandboxRecord
 
 _NEWS_OF_DEATH_S = 0.05
 _STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -55,7 +55,7 @@ class Generation:
     def __init__(self, record: SandboxRecord, instance: Instance) -> None:
         self.number = record.generation
         self.instance = instance
-        self.env = _environment(record)
+        self.env = command_environment(record)
         self.user = record.spec.user if record.spec.user is not None else record.image_config.user
         self.workdir = record.spec.workdir if record.spec.workdir is not None else record.image_config.workdir
         self.operations: set[Operation] = set()
@@ -101,7 +101,8 @@ class Generation:
             raise self.error
 
 
-def _environment(record: SandboxRecord) -> dict[str, str]:
+def command_environment(record: SandboxRecord) -> dict[str, str]:
+    """Return the environment of every command of a sandbox."""
     env = {"PATH": _STANDARD_PATH, **record.image_config.env, **record.spec.env}
     if record.spec.seed is not None:
         env["DSEC_SEED"] = str(record.spec.seed)
@@ -119,7 +120,8 @@ class Sandbox:
         transition_scope: cancelled by a stop, which waits for no other change of state.
         settled: set once a creation ended, either way.
         processes, sessions: background processes and shell sessions of this generation, by id.
-        checkpoints: names of its checkpoints.
+        checkpoints: those that are saved, by id, the oldest first.
+        holds_origin: it has a claim on the frozen layer that is its clean state.
         instances, layers: names of what may exist of it on the host, the current generation's included.
         active: operations under way; while there is one the sandbox is not idle.
         idle_since_boot_s: when the last operation ended.
@@ -137,7 +139,8 @@ class Sandbox:
         self.settled = anyio.Event()
         self.processes: dict[str, BackgroundProcess] = {}
         self.sessions: dict[str, Session] = {}
-        self.checkpoints: set[str] = set()
+        self.checkpoints: dict[str, CheckpointRecord] = {}
+        self.holds_origin = False
         self.instances = {instance_of(record)}
         self.layers = {record.layer}
         self.active = 0
@@ -200,4 +203,6 @@ class Sandbox:
             cause=record.cause,
             node=node,
             runtime=runtime,
+            parent=record.parent,
+            snapshot=record.snapshot,
         )

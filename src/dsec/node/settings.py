@@ -45,6 +45,10 @@ class NodeSettings(Value, frozen=True):
         pool_recycles_per_core: recycles of a pool in flight, for each core.
         pool_creations_per_core: creations of a pool in flight, for each core.
         maximum_events_bytes: size of the file of events, of which one older is kept.
+        maximum_checkpoints: checkpoints of one sandbox.
+        maximum_exported_bytes: what hooks of one sandbox may export, all its checkpoints together.
+        maximum_fork: children of one fork.
+        disk_full_look_s: time between two looks at sandboxes that are to be rolled back when their disk is full.
         first_host_id: first host user id that sandboxes may use.
         maximum_command_timeout_s: longest timeout of a command, and the timeout of one that asks for none.
         maximum_output_limit_bytes: most output kept of one stream of one command.
@@ -75,6 +79,10 @@ class NodeSettings(Value, frozen=True):
     pool_recycles_per_core: int = 2
     pool_creations_per_core: int = 2
     maximum_events_bytes: int = 16 * MIB
+    maximum_checkpoints: int = 128
+    maximum_exported_bytes: int = 256 * MIB
+    maximum_fork: int = 1000
+    disk_full_look_s: float = 1.0
     first_host_id: int = 1 << 20
     maximum_command_timeout_s: float = 86_400.0
     maximum_output_limit_bytes: int = 64 * MIB
@@ -134,6 +142,10 @@ SETTINGS: tuple[Setting, ...] = (
     _row("pool_recycles_per_core", "recycles", "the training report's; more only queue for the processor"),
     _row("pool_creations_per_core", "creations", "as many as the container runtime starts side by side"),
     _row("maximum_events_bytes", "bytes", "about 100,000 events, hours of a busy node"),
+    _row("maximum_checkpoints", "checkpoints", "one for each step of a long trajectory; each may hold a whole quota"),
+    _row("maximum_exported_bytes", "bytes", "lies outside of the sandbox's own quota"),
+    _row("maximum_fork", "sandboxes", "all come to be or none: the wider, the more is undone"),
+    _row("disk_full_look_s", "seconds", "a look costs 0.1 ms for each sandbox that asked for it"),
     _row("first_host_id", "user id", "above the ids of users and of the usual /etc/subuid ranges' beginning"),
     _row("maximum_command_timeout_s", "seconds", "every operation has a deadline; a day is the default lifetime"),
     _row("maximum_output_limit_bytes", "bytes", "kept output is held in the node's memory"),

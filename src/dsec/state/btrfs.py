@@ -39,6 +39,10 @@ MINIMUM_QUOTA_BYTES = MIB
 """A layer's own directories take up to 48 KiB of tree nodes; overlayfs and the guest need some too."""
 
 _STALE_PER_REMOVAL = 8
+_SETTLED_BYTES = 4 * MIB
+"""Unwritten data that a checkpoint may as well write out itself: a few milliseconds."""
+_SETTLING_ROUNDS = 3
+"""A guest can write as fast as the disk for ever; after this the rest is written out while it stands still."""
 
 
 class BtrfsWritableLayers:
@@ -82,6 +86,20 @@ class BtrfsWritableLayers:
             with self._staged(staged) as fd:
                 layout.renew_work(fd)
             return self._layout.publish(staged, name)
+
+    def settle(self, name: str) -> None:
+        for _ in range(_SETTLING_ROUNDS):
+            if self._unwritten_bytes(name) <= _SETTLED_BYTES:
+                return
+            with self._layout.open_layer(name) as source, self._making(f"{name}-settling", None) as staged:
+                # Nothing else writes out one subvolume alone (syncfs(2) waits for all): a snapshot that nobody wants.
+                btrfs.snapshot(source, self._layout.staging_fd, staged, read_only=True)
+                btrfs.destroy_subvolume(self._layout.staging_fd, staged)
+
+    def _unwritten_bytes(self, name: str) -> int:
+        with self._layout.open_layer(name) as fd:
+            usage = btrfs.qgroup_usage(self._file_system, btrfs.subvolume_id(fd))
+        return _SETTLED_BYTES + 1 if usage is None else usage.reserved_bytes
 
     def checkpoint(self, name: str, checkpoint: str) -> None:
         with self._layout.open_layer(name) as source, self._making(checkpoint, None):

@@ -59,6 +59,9 @@ class DirectoryWritableLayers:
             _copy_upper(source, fd)
             return self._layout.publish(staged, name)
 
+    def settle(self, name: str) -> None:
+        """A copy waits for nothing: it shares what was written once that is on disk, and else copies it."""
+
     def checkpoint(self, name: str, checkpoint: str) -> None:
         self._require_sharing()
         with self._layout.open_layer(name) as source, self._making(checkpoint, None) as (staged, fd):

@@ -55,6 +55,9 @@ class MemoryWritableLayers:
     def branch(self, checkpoint: str, name: str, *, quota_bytes: int | None) -> WritableLayer:
         return self._add(name, self._copy_of(checkpoint), quota_bytes)
 
+    def settle(self, name: str) -> None:
+        """Nothing waits to be written."""
+
     def checkpoint(self, name: str, checkpoint: str) -> None:
         self._add(checkpoint, self._copy_of(name), None)
 
@@ -84,7 +87,8 @@ class MemoryWritableLayers:
         return layer
 
     def _copy_of(self, name: str) -> dict[str, Any]:
-        return copy.deepcopy(self._contents[self._existing(name).upper])
+        # Whoever calls may be another thread than the one that writes: one step takes the entries, which never change.
+        return copy.deepcopy(dict(self._contents[self._existing(name).upper]))
 
     def _add(self, name: str, entries: dict[str, Any], quota_bytes: int | None) -> WritableLayer:
         if name in self._layers:

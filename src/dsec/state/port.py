@@ -58,6 +58,13 @@ class WritableLayers(Protocol):
     def branch(self, checkpoint: str, name: str, *, quota_bytes: int | None) -> WritableLayer:
         """Make a layer that begins with the content of a checkpoint. Raises as `create` and `SnapshotNotFoundError`."""
 
+    def settle(self, name: str) -> None:
+        """Write out what the layer `name` wrote, so that a checkpoint made at once hardly waits.
+
+        Blocks for as long as the disk takes, unlike the other calls: call it in a thread. What is written meanwhile
+        may or may not be written out.
+        """
+
     def checkpoint(self, name: str, checkpoint: str) -> None:
         """Freeze a copy of the layer `name` under the name `checkpoint`. The layer goes on."""
 

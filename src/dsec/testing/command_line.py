@@ -69,7 +69,7 @@ class Dsec:
 
     def checkpoint(self, sandbox_id: str) -> str:
         """Make a checkpoint and return its name."""
-        return self.portal.call(self.node.checkpoint, sandbox_id)
+        return self.portal.call(self.node.state.checkpoint, sandbox_id).checkpoint_id
 
     def create(self, *argv: str) -> str:
         return self.ok("sandbox", "create", *argv).strip()

@@ -22,7 +22,7 @@ _STEPS = frozenset(
     {
         "launch", "adopt", "discard", "spawn", "terminate", "pause", "resume", "kill_processes", "end_orphans",
         "reattach",
-        "create", "branch", "checkpoint",
+        "create", "branch", "checkpoint", "settle",
         "put_sandbox", "delete_sandbox", "put_process", "delete_processes",
         "exchange", "put_pool", "delete_pool", "set_host_name", "fingerprint", "limit",
         "kill",
@@ -138,13 +138,17 @@ async def check_no_leak(host: MemoryHost, node: Node) -> None:
     assert {sandbox.state for sandbox in held} <= _HELD
     names = {instance_of(sandbox.record) for sandbox in held}
     assert await host.runtime.instances() == names
-    checkpoints = {name for sandbox in held for name in sandbox.checkpoints}
-    assert host.layers.names() == names | checkpoints
+    saved = {record.checkpoint_id: record for sandbox in held for record in sandbox.checkpoints.values()}
+    frozen = {record.layer for record in saved.values()} | {sandbox.record.origin for sandbox in held} - {""}
+    assert host.layers.names() == names | frozen
+    assert host.exports.names() <= frozen
+    assert core.saved.claimed() == frozen
     slots = [sandbox.record.slot for sandbox in held]
     assert len(set(slots)) == len(slots)
     assert core.slots.taken == frozenset(slots)
     assert host.runtime.used_host_ids == {
         instance_of(sandbox.record): core.slots.first_host_id(sandbox.record.slot) for sandbox in held
     }
+    assert {record.checkpoint_id: record for record in host.journal.load().checkpoints} == saved
     recorded = {record.sandbox_id: record for record in host.journal.load().sandboxes}
     assert recorded == {sandbox.sandbox_id: sandbox.record for sandbox in everything}

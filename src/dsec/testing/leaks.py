@@ -26,6 +26,7 @@ _OWN_FILES = frozenset(
         "journal.sqlite",
         "journal.sqlite-wal",
         "journal.sqlite-shm",
+        "exports",
         "images",
         "spool",
         "volume",

@@ -16,6 +16,7 @@ from dsec.node.parts import NodeParts
 from dsec.node.settings import NodeSettings
 from dsec.runtimes.memory import MemoryRuntime
 from dsec.runtimes.port import Runtime
+from dsec.state.exports import MemoryExports
 from dsec.state.memory import MemoryWritableLayers
 from dsec.state.port import WritableLayers
 from dsec.stores.memory import MemoryJournal
@@ -68,6 +69,7 @@ class MemoryHost:
     clock: ManualClock = field(default_factory=ManualClock)
     settings: NodeSettings = field(default_factory=lambda: NodeSettings(runtime="memory"))
     spool_dir: Path | None = None
+    exports: MemoryExports = field(default_factory=MemoryExports)
     random_bytes: CountingBytes = field(default_factory=CountingBytes)
     layers: MemoryWritableLayers = field(init=False)
 
@@ -93,6 +95,7 @@ class MemoryHost:
             host=self.host,
             settings=self.settings,
             spool_dir=self.spool_dir,
+            exports=self.exports,
             clock=clock or self.clock,
             random_bytes=self.random_bytes,
             boot_id="boot-1",

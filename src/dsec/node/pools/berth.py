@@ -24,10 +24,11 @@ from dsec.base.errors import SandboxExitedError
 from dsec.base.ids import random_body
 from dsec.images.port import MountedImage
 from dsec.model.sandbox import SandboxSpec, SandboxState
-from dsec.node.core import Core
+from dsec.node.core import Core, write_seed
 from dsec.node.creation import bring_up_or_undo
 from dsec.node.ending import end_use, remove_spool, watch
 from dsec.node.sandbox import Generation, Sandbox, instance_name
+from dsec.node.state.checkpoints import drop_all
 from dsec.stores.port import PoolRecord, SandboxRecord, Tenancy
 
 CARRIER_PREFIX = "pool-"
@@ -91,6 +92,7 @@ async def occupy(core: Core, berth: Sandbox, sandbox: Sandbox, resolved: Sandbox
             first_generation=old.generation,
             tenancy=Tenancy.OCCUPIED,
         )
+        await write_seed(generation.instance, record)
         await core.parts.journal.exchange(record, erased=old.sandbox_id)
         if berth.watch_scope is not None:
             berth.watch_scope.cancel()
@@ -119,16 +121,19 @@ async def vacate(core: Core, pool: PoolRecord, sandbox: Sandbox, cause: str) -> 
         spec=msgspec.structs.replace(pool.spec, hostname=old.carrier),
         deadline_boot_s=None,
         rollback_to=None,
+        current=None,
+        cause="",
         tenancy=Tenancy.USED,
     )
     await core.parts.journal.exchange(stopped, vacant)
+    await drop_all(core, sandbox)
     return _moved(core, sandbox, stopped, vacant)
 
 
 def stopped_record(old: SandboxRecord, cause: str) -> SandboxRecord:
     """The record of a tenant that has left: it holds nothing any more."""
     return msgspec.structs.replace(
-        old, state=SandboxState.STOPPED, cause=old.cause or cause, carrier="", pool="", layer="", slot=-1
+        old, state=SandboxState.STOPPED, cause=cause, carrier="", pool="", layer="", slot=-1, current=None
     )
 
 
@@ -137,11 +142,9 @@ def _moved(core: Core, sandbox: Sandbox, stopped: SandboxRecord, vacant: Sandbox
     berth.generation = Generation(vacant, sandbox.running().instance)
     berth.instances, berth.layers = set(sandbox.instances), set(sandbox.layers)
     berth.settled.set()
-    for name in sorted(sandbox.checkpoints):
-        core.parts.layers.discard(name)
     remove_spool(core, sandbox.sandbox_id, sandbox.record.generation)
     sandbox.generation, sandbox.holds_slot = None, False
-    sandbox.instances, sandbox.layers, sandbox.checkpoints = set(), set(), set()
+    sandbox.instances, sandbox.layers = set(), set()
     sandbox.record = stopped
     core.vacant[berth.sandbox_id] = berth
     watch(core, berth)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractAsyncContextManager, contextmanager
 
 from dsec.base.errors import CapabilityMissingError
-from dsec.model.sandbox import SandboxInfo
+from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.model.state import (
     CheckpointInfo,
     CheckpointRequest,
@@ -26,6 +26,8 @@ from dsec.model.state import (
 from dsec.node.core import Core
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox
+from dsec.node.state import fingerprints
+from dsec.node.state import checkpoints, hooks
 
 
 class State:
@@ -43,13 +45,16 @@ class State:
         self._ready = ready
 
     async def checkpoint(self, sandbox_id: str, request: CheckpointRequest = CheckpointRequest()) -> CheckpointInfo:
-        raise _missing("checkpoints")
+        sandbox = await self._standing(sandbox_id, runs=request.hooks)
+        with self._activity(sandbox):
+            return await checkpoints.checkpoint(self._core, sandbox, request)
 
     async def list_checkpoints(self, sandbox_id: str) -> Sequence[CheckpointInfo]:
-        raise _missing("checkpoints")
+        return checkpoints.list_all(self._core, self._core.registry.find(sandbox_id))
 
     async def remove_checkpoint(self, sandbox_id: str, checkpoint: str) -> None:
-        raise _missing("checkpoints")
+        self._core.check_open()
+        await checkpoints.remove(self._core, self._core.registry.find(sandbox_id), checkpoint)
 
     async def fork(self, sandbox_id: str, request: ForkRequest = ForkRequest()) -> Sequence[SandboxInfo]:
         raise _missing("forks")
@@ -73,13 +78,23 @@ class State:
         raise _missing("migration")
 
     async def fingerprint(self, sandbox_id: str) -> FingerprintReport:
-        raise _missing("fingerprints")
+        sandbox = await self._ready(sandbox_id)
+        with self._activity(sandbox):
+            return await fingerprints.report(self._core, sandbox)
 
     async def list_jobs(self) -> Sequence[JobInfo]:
         raise _missing("jobs")
 
     def change_job(self, job: str, action: JobAction) -> AbstractAsyncContextManager[AsyncIterator[JobEvent]]:
         raise _missing("jobs")
+
+    async def _standing(self, sandbox_id: str, *, runs: bool) -> Sandbox:
+        """Return a sandbox whose files can be saved: a paused one stays so, unless a hook is to run in it."""
+        self._core.check_open()
+        sandbox = self._core.registry.find(sandbox_id)
+        if sandbox.state is SandboxState.PAUSED and not (runs and hooks.has_export(sandbox)):
+            return sandbox
+        return await self._ready(sandbox_id)
 
     @contextmanager
     def _activity(self, sandbox: Sandbox) -> Iterator[None]:
