@@ -20,152 +20,71 @@ Killed at any instruction, a writer leaves at most packs that no manifest names:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
-from contextlib import AbstractAsyncContextManager
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import NewType
+
+import anyio.to_thread
+import msgspec
 
 from dsec.base.clock import Clock, SystemClock
-from dsec.model.value import Value
+from dsec.base.errors import CapabilityMissingError, ObjectNotFoundError, StateCorruptedError
+from dsec.stores import chunks_collection, chunks_reading
+from dsec.stores.chunks_catalog import Catalog
+from dsec.stores.chunks_pack import chunk_id
+from dsec.stores.chunks_values import (
+    DEFAULT_GRACE_S,
+    MAXIMUM_CHUNK_BYTES,
+    ChunkId,
+    CollectionReport,
+    Pieces,
+    Problem,
+    Reachable,
+    RepositoryStatistics,
+    StoredBytes,
+    VerificationReport,
+)
+from dsec.stores.chunks_writing import ChunkWriter, open_writer
 from dsec.stores.objects import ObjectStore
 
-ChunkId = NewType("ChunkId", bytes)
-"""BLAKE3 of a chunk's content: 32 raw bytes."""
+__all__ = [
+    "DEFAULT_GRACE_S",
+    "MAXIMUM_CHUNK_BYTES",
+    "ChunkId",
+    "ChunkRepository",
+    "ChunkWriter",
+    "CollectionReport",
+    "Pieces",
+    "Problem",
+    "Reachable",
+    "RepositoryStatistics",
+    "StoredBytes",
+    "VerificationReport",
+    "chunk_id",
+    "open_chunks",
+]
 
-MAXIMUM_CHUNK_BYTES = 4 << 20
-"""Longest chunk, uncompressed."""
-
-DEFAULT_GRACE_S = 86_400.0
-"""How long a doomed pack is kept, and how young a pack must be not to be doomed."""
-
-Pieces = Iterable[bytes] | AsyncIterable[bytes]
-"""Contents of chunks, one each, of 1 to `MAXIMUM_CHUNK_BYTES` bytes; cutting is the caller's."""
-
-Reachable = Callable[[], Awaitable[Set[ChunkId]]]
-"""Tells every chunk that some manifest names, as of the moment it is called, not before."""
-
-
-class StoredBytes(Value, frozen=True):
-    """What one writer stored.
-
-    Attributes:
-        chunks: pieces that were given.
-        content_bytes: bytes of them.
-        new_chunks: chunks that the store did not hold.
-        stored_bytes: bytes of the packs written, indices included.
-        objects: packs written.
-        packs: every pack in which a given chunk stands, old or new. A manifest that keeps them as a hint
-            (`ChunkRepository.learn`) can be read on a node that has not listed the store, or sees a stale list.
-    """
-
-    chunks: int = 0
-    content_bytes: int = 0
-    new_chunks: int = 0
-    stored_bytes: int = 0
-    objects: int = 0
-    packs: tuple[str, ...] = ()
-
-
-class CollectionReport(Value, frozen=True):
-    """What a collection did.
-
-    Attributes:
-        packs: packs found.
-        doomed: packs that it doomed; a collection after the grace period deletes them.
-        waiting: doomed packs whose grace period runs.
-        deleted: packs deleted.
-        freed_bytes: bytes of those.
-        copied_bytes: bytes of packs written to save what was reachable in them.
-        damaged: packs that were due and hold reachable chunks that do not verify; they stay.
-    """
-
-    packs: int
-    doomed: int = 0
-    waiting: int = 0
-    deleted: int = 0
-    freed_bytes: int = 0
-    copied_bytes: int = 0
-    damaged: tuple[str, ...] = ()
-
-
-class Problem(Value, frozen=True):
-    """Something that `ChunkRepository.verify` found.
-
-    Attributes:
-        pack: name of the pack.
-        chunk: the chunk, hexadecimal; empty: the pack as a whole.
-        brief: what is wrong.
-    """
-
-    pack: str
-    chunk: str
-    brief: str
-
-
-class VerificationReport(Value, frozen=True):
-    """What `ChunkRepository.verify` found.
-
-    Attributes:
-        packs, chunks: how many were read.
-        read_bytes: bytes of them.
-        problems: what does not verify.
-    """
-
-    packs: int
-    chunks: int
-    read_bytes: int
-    problems: tuple[Problem, ...] = ()
-
-
-class RepositoryStatistics(Value, frozen=True):
-    """What a repository holds, by the index on this node.
-
-    Attributes:
-        packs: packs, doomed ones included.
-        doomed: doomed packs.
-        pack_bytes: bytes of all packs.
-        chunks: distinct chunks.
-        content_bytes: bytes of the distinct chunks, uncompressed.
-    """
-
-    packs: int
-    doomed: int
-    pack_bytes: int
-    chunks: int
-    content_bytes: int
-
-
-class ChunkWriter:
-    """One writing session, made by `ChunkRepository.writer`. Several may run at once; each has one user."""
-
-    async def add(self, pieces: Pieces) -> list[ChunkId]:
-        """Take chunks and return their ids, in the order of `pieces`.
-
-        What the store does not hold is compressed where that pays, grouped into packs and sent while more is taken;
-        nothing is promised before `flush`. Cancelled, the session can only be left.
-
-        Raises:
-            InvalidRequestError: a piece is empty or longer than `MAXIMUM_CHUNK_BYTES`.
-            StoreUnavailableError, HostDiskFullError: the store refused, after retries.
-        """
-        raise NotImplementedError
-
-    async def flush(self) -> StoredBytes:
-        """Return once every chunk given so far is durable, and say what the session has stored since it began.
-
-        Publish what names the chunks within half the grace period.
-        """
-        raise NotImplementedError
+_FORMAT = "chunks/format.json"
+_VERSION = 1
 
 
 class ChunkRepository:
     """The chunks of one object store. Make it with `open_chunks`; safe to use from many tasks of one event loop."""
 
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    @property
+    def grace_s(self) -> float:
+        """The repository's grace period."""
+        return self._catalog.grace_s
+
     def writer(self) -> AbstractAsyncContextManager[ChunkWriter]:
         """Open a writing session: ``async with repository.writer() as writer: ...``. Left without `flush`, what it
         sent is garbage that a collection removes.
         """
-        raise NotImplementedError
+        return open_writer(self._catalog)
 
     def read(self, ids: Iterable[ChunkId]) -> AsyncIterator[bytes]:
         """Yield the contents of `ids`, in their order, each verified. Ranges that lie together are asked for as one,
@@ -176,29 +95,34 @@ class ChunkRepository:
                 pack.
             StoreUnavailableError: the store does not answer, after retries.
         """
-        raise NotImplementedError
+        return chunks_reading.read_in_order(self._catalog, ids)
 
     def read_any_order(self, ids: Iterable[ChunkId]) -> AsyncIterator[tuple[ChunkId, bytes]]:
         """Yield each distinct chunk of `ids` once, in the order in which they lie in the store: the fastest way to
         restore. Raises as `read`.
         """
-        raise NotImplementedError
+        return chunks_reading.read_as_stored(self._catalog, ids)
 
     async def learn(self, packs: Iterable[str]) -> None:
         """Read the indices of packs by name that are not known yet; those that do not exist any more are passed over.
         Call it with `StoredBytes.packs` from a manifest before reading what it names.
         """
-        raise NotImplementedError
+        await self._catalog.learn(packs)
 
     async def missing(self, ids: Iterable[ChunkId]) -> Sequence[ChunkId]:
         """Return those of `ids` that stand in no pack that this node can find."""
-        raise NotImplementedError
+        asked = list(ids)
+        found = await self._catalog.locate(asked)
+        if len(found) < len(set(asked)):
+            await self._catalog.refresh()
+            found = await self._catalog.locate(asked)
+        return [chunk for chunk in dict.fromkeys(asked) if chunk not in found]
 
     async def refresh(self) -> None:
         """Learn of packs that other nodes wrote, doomed or deleted. Done by itself when a chunk is not found, and by a
         writer when the last time is long ago.
         """
-        raise NotImplementedError
+        await self._catalog.refresh()
 
     async def collect(self, reachable: Reachable, *, minimum_live_share: float = 0.5) -> CollectionReport:
         """Delete packs that were doomed at least the grace period ago, saving what is reachable in them first; then
@@ -207,24 +131,25 @@ class ChunkRepository:
         Safe beside writers, readers and other collectors, on this node and others. Killed or cancelled at any point,
         the next one goes on. `reachable` is called once, at the right moment.
         """
-        raise NotImplementedError
+        return await chunks_collection.collect(self._catalog, reachable, minimum_live_share)
 
     async def verify(self) -> VerificationReport:
         """Read every pack and check its index and each chunk. Changes nothing."""
-        raise NotImplementedError
+        return await chunks_collection.verify(self._catalog)
 
     async def statistics(self) -> RepositoryStatistics:
         """Say what the repository holds, by the index on this node."""
-        raise NotImplementedError
+        return await self._catalog.in_thread(self._catalog.index.statistics)
 
 
-def open_chunks(
+@asynccontextmanager
+async def open_chunks(
     store: ObjectStore,
     *,
     cache_dir: Path | None = None,
     grace_s: float = DEFAULT_GRACE_S,
     clock: Clock = SystemClock(),
-) -> AbstractAsyncContextManager[ChunkRepository]:
+) -> AsyncIterator[ChunkRepository]:
     """Open the chunk repository of `store`; one that is not there begins to be.
 
     Args:
@@ -237,4 +162,41 @@ def open_chunks(
         CapabilityMissingError: the repository was written in a later format.
         StateCorruptedError: its description cannot be read.
     """
-    raise NotImplementedError
+    grace_s = await _grace_of(store, grace_s)
+    # One cache directory may serve several stores; each has its own file.
+    name = f"chunks-{hashlib.sha256(store.url.encode()).hexdigest()[:16]}.sqlite"
+    path = None if cache_dir is None else cache_dir / name
+    catalog = await anyio.to_thread.run_sync(lambda: Catalog(store, path, grace_s, clock))
+    try:
+        yield ChunkRepository(catalog)
+    finally:
+        catalog.index.close()
+
+
+class _Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int
+    grace_s: float
+
+
+async def _grace_of(store: ObjectStore, wanted_s: float) -> float:
+    """Return the grace period of a repository, and describe one that begins now."""
+    for _ in range(2):
+        try:
+            return _read_format(store.url, await store.get(_FORMAT)).grace_s
+        except ObjectNotFoundError:
+            described = msgspec.json.encode(_Format(version=_VERSION, grace_s=wanted_s))
+            await store.put(_FORMAT, described, if_absent=True)
+    return _read_format(store.url, await store.get(_FORMAT)).grace_s
+
+
+def _read_format(url: str, data: bytes) -> _Format:
+    try:
+        version = msgspec.json.decode(data, type=dict[str, object]).get("version")
+        if version != _VERSION:
+            raise CapabilityMissingError(
+                f"the chunks of {url} are in format {version}; this program knows format {_VERSION}",
+                resolution="use the DSec version that wrote them, or a later one",
+            )
+        return msgspec.json.decode(data, type=_Format)
+    except msgspec.DecodeError as error:
+        raise StateCorruptedError(f"{url}/{_FORMAT} cannot be read", detail=str(error)) from error

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 from obstore import exceptions
@@ -31,6 +31,9 @@ from dsec.base.errors import (
 )
 from dsec.model.retry import RetryPolicy
 from dsec.stores.objects import DEFAULT_TIMEOUT_S, ObjectInfo, check_key, check_prefix, check_range
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
 
 _ATTEMPT_S = 30.0
 """One request is given up after this; the deadline of the call bounds all of them."""
@@ -236,7 +239,7 @@ def _connect(bucket: str, environment: Mapping[str, str]) -> S3Store:
     try:
         return S3Store(
             bucket,
-            config=config,
+            config=cast("S3Config", config),
             client_options={
                 "allow_http": endpoint.startswith("http://"),
                 "timeout": timedelta(seconds=_ATTEMPT_S),
