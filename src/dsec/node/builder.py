@@ -30,6 +30,7 @@ from dsec.state.exports import DirectoryExports
 from dsec.state.port import WritableLayers
 from dsec.state.volume import StateVolume, open_volume
 from dsec.stores.journal import SqliteJournal
+from dsec.stores.opening import open_store
 
 
 @asynccontextmanager
@@ -56,6 +57,8 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
         in_use = _LayersInUse()
         images = LocalImageStore(state_dir / "images", layers_in_use=in_use)
         stack.callback(images.close)
+        store = await anyio.to_thread.run_sync(open_store, settings.store or (state_dir.absolute() / "store").as_uri())
+        stack.push_async_callback(store.aclose)
         parts = NodeParts(
             node_id=name,
             runtime=_runtime(settings, name, state_dir),
@@ -66,8 +69,11 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
             host=SystemHost(state_dir, volume_free_bytes=storage.free_bytes),
             settings=settings,
             spool_dir=state_dir / "spool",
+            store=store,
+            store_cache_dir=state_dir / "cache",
             exports=DirectoryExports(state_dir / "exports"),
             events_file=state_dir / "events.jsonl",
+            fingerprints_dir=state_dir / "fingerprints",
             boot_id=boot_id(),
         )
         node = await stack.enter_async_context(Node.open(parts))

@@ -15,6 +15,8 @@ from dsec.node.settings import NodeSettings
 from dsec.runtimes.port import Runtime
 from dsec.state.exports import Exports, MemoryExports
 from dsec.state.port import WritableLayers
+from dsec.stores.objects import ObjectStore
+from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.stores.port import Journal
 
 
@@ -29,8 +31,11 @@ class NodeParts:
             `ImageNotFoundError` for a name it does not know. None: nothing is made.
         settings: what can be set.
         spool_dir: where the output of background processes is kept across restarts; None: in memory only.
+        store: where snapshots are kept. Whoever made the parts closes it.
+        store_cache_dir: where what is known of the store is remembered (`open_chunks`); None: in memory only.
         exports: where the states that hooks exported are kept.
         events_file: where events are kept; None: in memory only.
+        fingerprints_dir: where it is kept what clean sandboxes look like; None: in memory only.
         clock, random_bytes: time and chance.
         boot_id: which boot of the kernel this is.
     """
@@ -45,6 +50,9 @@ class NodeParts:
     ensure_image: Callable[[str], object] | None = None
     spool_dir: Path | None = None
     events_file: Path | None = None
+    fingerprints_dir: Path | None = None
+    store: ObjectStore = field(default_factory=MemoryObjectStore)
+    store_cache_dir: Path | None = None
     exports: Exports = field(default_factory=MemoryExports)
     clock: Clock = field(default_factory=SystemClock)
     random_bytes: RandomBytes = os.urandom

@@ -25,6 +25,7 @@ class NodeSettings(Value, frozen=True):
 
     Attributes:
         state_dir: everything the node keeps; empty: see `default_state_dir`.
+        store: URL of the object store that holds snapshots; empty: `store` in the state directory.
         runtime: OCI runtime program: its name, or its path.
         default_cpu_millis: processor time of a sandbox that asks for none, in thousandths of a core.
         default_memory_bytes: memory of a sandbox that asks for none.
@@ -59,6 +60,7 @@ class NodeSettings(Value, frozen=True):
     """
 
     state_dir: str = ""
+    store: str = ""
     runtime: str = "crun"
     default_cpu_millis: int = 1000
     default_memory_bytes: int = 2 * GIB
@@ -120,6 +122,7 @@ def _row(name: str, unit: str, reason: str) -> Setting:
 
 SETTINGS: tuple[Setting, ...] = (
     _row("state_dir", "path", "empty means /var/lib/dsec as root and ~/.local/share/dsec otherwise"),
+    _row("store", "URL", "empty means the folder `store` in state_dir; nodes that exchange snapshots share one"),
     _row("runtime", "name", "the fastest OCI runtime that was measured"),
     _row("default_cpu_millis", "1/1000 core", "one core: what a small agent task uses"),
     _row("default_memory_bytes", "bytes", "room for a test suite; a limit, not a reservation"),

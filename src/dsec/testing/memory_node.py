@@ -20,6 +20,7 @@ from dsec.state.exports import MemoryExports
 from dsec.state.memory import MemoryWritableLayers
 from dsec.state.port import WritableLayers
 from dsec.stores.memory import MemoryJournal
+from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.stores.port import Journal
 
 
@@ -72,8 +73,10 @@ class MemoryHost:
     exports: MemoryExports = field(default_factory=MemoryExports)
     random_bytes: CountingBytes = field(default_factory=CountingBytes)
     layers: MemoryWritableLayers = field(init=False)
+    store: MemoryObjectStore = field(init=False)
 
     def __post_init__(self) -> None:
+        self.store = MemoryObjectStore(clock=self.clock)
         self.layers = MemoryWritableLayers(self.runtime.contents, self.runtime.quotas)
 
     def parts(
@@ -96,6 +99,7 @@ class MemoryHost:
             settings=self.settings,
             spool_dir=self.spool_dir,
             exports=self.exports,
+            store=self.store,
             clock=clock or self.clock,
             random_bytes=self.random_bytes,
             boot_id="boot-1",
