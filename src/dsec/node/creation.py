@@ -164,7 +164,7 @@ async def bring_up_or_undo(core: Core, sandbox: Sandbox, how: Callable[[], Await
         sandbox.transition_scope = None
         if not ready:
             with shielded(core.settings.end_timeout_s, f"undoing {sandbox.sandbox_id}"):
-                await _undo(core, sandbox)
+                await undo(core, sandbox)
 
 
 async def _bring_up(core: Core, sandbox: Sandbox) -> None:
@@ -189,7 +189,7 @@ async def _come_from_pool(core: Core, pool: LivePool, sandbox: Sandbox, image: M
     await _bring_up(core, sandbox)
 
 
-async def _undo(core: Core, sandbox: Sandbox) -> None:
+async def undo(core: Core, sandbox: Sandbox) -> None:
     """Leave nothing behind.
 
     What cannot be removed now keeps its place in the registry as failed, so that `remove` tries again; the journal

@@ -43,12 +43,14 @@ from dsec.node.sandbox import Sandbox
 from dsec.node.state import hooks
 from dsec.node.state.saved_layers import frozen_name
 from dsec.node.validation import require_capability
+from dsec.runtimes.port import Instance
 from dsec.stores.port import CheckpointRecord
 
 _log = structlog.get_logger(__name__)
 PREFIX = "ckp"
 FREEZE_LIMIT_S = 5.0
 """The kernel freezes in microseconds what runs or sleeps; a process that waits for the disk has to come back first."""
+_THAWS = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -137,7 +139,18 @@ async def _standing_still(sandbox: Sandbox) -> AsyncIterator[bool]:
             )
         yield True
     finally:
-        await instance.resume()
+        await _thaw(instance)
+
+
+async def _thaw(instance: Instance) -> None:
+    """Thaw, more than once if need be: nobody else would."""
+    for _ in range(_THAWS - 1):
+        try:
+            await instance.resume()
+            return
+        except PlatformError as error:
+            _log.error("not_thawed", instance_id=instance.instance_id, error=str(error))
+    await instance.resume()
 
 
 def describe(core: Core, sandbox: Sandbox, record: CheckpointRecord) -> CheckpointInfo:

@@ -27,7 +27,7 @@ from dsec.node.core import Core
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox
 from dsec.node.state import fingerprints
-from dsec.node.state import checkpoints, hooks
+from dsec.node.state import checkpoints, forks, hooks
 
 
 class State:
@@ -57,7 +57,11 @@ class State:
         await checkpoints.remove(self._core, self._core.registry.find(sandbox_id), checkpoint)
 
     async def fork(self, sandbox_id: str, request: ForkRequest = ForkRequest()) -> Sequence[SandboxInfo]:
-        raise _missing("forks")
+        if request.spread:
+            raise _missing("forks over several nodes")
+        sandbox = await self._standing(sandbox_id, runs=request.checkpoint is None)
+        with self._activity(sandbox):
+            return await forks.fork(self._core, self._lifetimes, sandbox, request)
 
     async def snapshot(self, sandbox_id: str, request: SnapshotRequest = SnapshotRequest()) -> SnapshotInfo:
         raise _missing("snapshots")
