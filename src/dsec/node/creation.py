@@ -30,6 +30,7 @@ from dsec.node.core import Core, shielded
 from dsec.node.ending import take_apart, watch
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox, instance_name
+from dsec.node.state.fingerprints import learn
 from dsec.node.validation import check_spec, resolve_spec
 from dsec.pools.shape import task_of
 from dsec.stores.port import SandboxRecord
@@ -173,6 +174,7 @@ async def _bring_up(core: Core, sandbox: Sandbox) -> None:
     began_s = core.now_boot_s()
     core.parts.layers.create(record.layer, quota_bytes=record.spec.resources.disk_bytes)
     sandbox.generation = await core.launch(record)
+    await learn(core, record, sandbox.generation)
     await core.move(sandbox, Event.CREATED)
     core.recorder.add(
         EventKind.CREATED, pool=record.pool, sandbox_id=record.sandbox_id, duration_s=core.now_boot_s() - began_s

@@ -14,16 +14,17 @@ from __future__ import annotations
 import anyio
 import msgspec
 
-from dsec.base.errors import DsecError, HookFailedError, RuntimeFailedError, SandboxExitedError
+from dsec.base.errors import DsecError, HookFailedError, RuntimeFailedError, SandboxExitedError, StateMismatchError
 from dsec.lifecycle.machine import Event
 from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.node.core import Core, shielded
 from dsec.node.ending import end_use, fail, remove_spool, watch
 from dsec.node.sandbox import Sandbox, instance_of
 from dsec.node.state import checkpoints
+from dsec.node.state.fingerprints import check
 from dsec.node.state.hooks import import_state
 from dsec.node.together import together
-from dsec.stores.port import CheckpointRecord, SandboxRecord
+from dsec.stores.port import CheckpointRecord, SandboxRecord, Tenancy
 
 
 async def rollback(
@@ -94,8 +95,6 @@ async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord, because: Ds
         await core.parts.journal.delete_processes(sandbox.sandbox_id)
 
     sandbox.generation = await together(lambda: core.launch(new), end_old)
-    if new.tenancy is Tenancy.OCCUPIED:  # Of what nobody has, its pool looks itself.
-        await check(core, new, sandbox.generation, from_checkpoint=old.rollback_to is not None)
     await complete(core, sandbox, new, because)
     watch(core, sandbox)
 
@@ -103,6 +102,8 @@ async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord, because: Ds
 async def complete(core: Core, sandbox: Sandbox, new: SandboxRecord, because: DsecError | None = None) -> None:
     """Give the new generation, which runs alone now, what was exported for it, and let the sandbox be ready."""
     old = sandbox.record
+    if new.tenancy is Tenancy.OCCUPIED:  # Of what nobody has, its pool looks itself.
+        await check(core, new, sandbox.running(), from_checkpoint=old.rollback_to is not None)
     await import_state(core, new, sandbox.running(), old.rollback_to or old.origin)
     current = next((each for each in sandbox.checkpoints.values() if each.layer == old.rollback_to), None)
     await core.move(
@@ -140,7 +141,7 @@ async def _discard(core: Core, sandbox: Sandbox, old: SandboxRecord) -> None:
 
 
 async def _fail(core: Core, sandbox: Sandbox, error: DsecError) -> None:
-    is_told = isinstance(error, RuntimeFailedError | HookFailedError)
+    is_told = isinstance(error, RuntimeFailedError | HookFailedError | StateMismatchError)
     failure = error if is_told else RuntimeFailedError(error.brief, detail=error.detail)
     with shielded(core.settings.end_timeout_s, f"cleaning up after {sandbox.sandbox_id}"):
         await fail(core, sandbox, failure)

@@ -101,11 +101,19 @@ class Fingerprint:
         processes: processes and threads, the init included; None where nobody counts.
         command_groups: groups of commands that exist.
         mounts: where, of which kind, with which rights and options.
+        init: environment, directory, identity, capabilities and limits of the init.
+        ipc: System V objects.
+        sockets: network interfaces and sockets, abstract ones included.
+        volatile: entries of file systems in memory, such as /dev/shm and message queues.
     """
 
     processes: int | None
     command_groups: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
+    init: tuple[str, ...] = ()
+    ipc: tuple[str, ...] = ()
+    sockets: tuple[str, ...] = ()
+    volatile: tuple[str, ...] = ()
 
 
 class Process(Protocol):
@@ -287,7 +295,7 @@ class Instance(Protocol):
         """Read usage (the writable layer's is the node's to add)."""
 
     async def fingerprint(self) -> Fingerprint:
-        """Look at what runs and what is mounted. Cheap (below a millisecond)."""
+        """Look at what is there that a guest could have left. Cheap (about a millisecond), whatever it did."""
 
     async def set_host_name(self, name: str) -> None:
         """Give it another host name. Raises `CapabilityMissingError` where that is not possible from outside."""

@@ -27,8 +27,10 @@ _OWN_FILES = frozenset(
         "journal.sqlite-wal",
         "journal.sqlite-shm",
         "exports",
+        "fingerprints",
         "images",
         "spool",
+        "store",
         "volume",
         "volume.btrfs",
     }

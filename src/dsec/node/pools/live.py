@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
+import msgspec
 import structlog
 
 from dsec.base.errors import DsecError, NodeUnavailableError, RuntimeFailedError, error_from_code
@@ -24,10 +25,10 @@ from dsec.model.sandbox import SandboxState
 from dsec.node.core import Core
 from dsec.node.ending import take_apart
 from dsec.node.pools.berth import make_berth
-from dsec.node.pools.clean import CleanState, difference, observe
 from dsec.node.pools.recorder import Recorder
 from dsec.node.rollback import rollback
 from dsec.node.sandbox import Sandbox
+from dsec.node.state import fingerprints
 from dsec.pools import actions, events
 from dsec.pools.actions import PoolAction
 from dsec.pools.pool import Pool
@@ -76,7 +77,6 @@ class LivePool:
         self._given_boot_s: dict[str, float] = {}
         self._running = 0
         self._finished = anyio.Event()
-        self._expected: CleanState | None = None
         self._image: tuple[tuple[str, ...], ImageConfig] | None = None
 
     @property
@@ -135,8 +135,6 @@ class LivePool:
         meant = (tuple(map(str, image.layer_paths)), image.info.config)
         if meant == self._image:
             return
-        if self._image is not None:
-            self._expected = None
         self._image = meant
         old = tuple(
             carrier
@@ -152,13 +150,17 @@ class LivePool:
     def can_recycle(self, record: SandboxRecord) -> bool:
         """Whether a sandbox that comes back could be given to somebody: its image is the present one, and it is known
         what a clean one looks like."""
-        return not self.closed and self._expected is not None and self._is_of_the_image(record)
+        if self.closed or not self._is_of_the_image(record):
+            return False
+        return self._core.clean_states.find(msgspec.structs.replace(record, spec=self.record.spec)) is not None
 
     async def adopt(self, ready: tuple[str, ...], in_use: tuple[str, ...]) -> None:
-        """Count what an earlier node left, and learn from what stands ready what a clean one looks like."""
+        """Count what an earlier node left, and learn from what stands ready what a clean one looks like, unless that
+        node wrote it down."""
         for carrier in ready:
             try:
-                self._expected = await observe(self._core, self._core.vacant[carrier])
+                berth = self._core.vacant[carrier]
+                await fingerprints.learn(self._core, berth.record, berth.running())
                 break
             except DsecError as error:
                 _log.warning("berth_not_seen", carrier=carrier, error=str(error))
@@ -280,7 +282,7 @@ class LivePool:
         try:
             if self.closed:
                 raise NodeUnavailableError("the pool was removed")
-            self._expected = await observe(self._core, berth)
+            await fingerprints.learn(self._core, berth.record, berth.running())
         except DsecError as error:
             await self.destroy(carrier, error.brief)
             raise
@@ -310,10 +312,10 @@ class LivePool:
         """Roll a berth back, and say in which way it is not clean."""
         await rollback(self._core, berth, None)
         async with berth.transition:
-            berth.running()
-            if self._expected is None or not self._is_of_the_image(berth.record):
+            generation = berth.running()
+            if not self._is_of_the_image(berth.record):
                 return f"{self.record.spec.image} names another image since"
-            reason = difference(self._expected, await observe(self._core, berth))
+            reason = await fingerprints.describe(self._core, berth.record, generation)
             if reason:
                 return reason
             record = berth.record

@@ -1,35 +1,71 @@
 """What can be seen from outside of an instance in which nothing has run: to tell whether one is clean.
 
-Source: proc_pid_mountinfo(5).
+Everything is read from the host's side: /proc of the init, the namespaces that it is in, and the file systems in
+memory that are mounted inside. Nothing is asked of the guest, and nothing that it wrote is followed. All of it is
+metadata; the cost is that of some twenty small reads, whatever the guest did: each list ends at `_MOST`.
+
+What is not read, because no part of it can outlive the processes that hold it, and those are counted: timers, inotify
+and other descriptors, futexes, rlimits and working directories of commands. Keyrings: the filter of system calls keeps
+a guest from making any. Settings of the kernel by namespace: /proc/sys is read-only inside.
+
+Source: proc_pid_mountinfo(5), proc_pid_status(5), proc_pid_net(5), proc_pid_limits(5), mq_overview(7), shm_overview(7).
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 
+from dsec.linux.ipc import sysv_objects
+from dsec.linux.openat2 import open_in_root
+from dsec.linux.walk import walk
 from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.port import Fingerprint
 
+_MOST = 1000
+"""Entries of each list that are looked at: no clean instance has as many."""
 _ROOT = "/"
+_IN_MEMORY = frozenset({"tmpfs", "mqueue"})
 _OWNER = re.compile(r"\b([ug]id)=([0-9]+)")
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+_STATUS = frozenset({"Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Threads", "Umask", "TracerPid"})
+_CAPABILITIES = "Cap"
+_SOCKETS = ("tcp", "tcp6", "udp", "udp6", "udplite", "udplite6", "raw", "raw6", "packet")
+_TAPE_BYTES = 1 << 20
 
 
-def read_fingerprint(pid: int, groups: Groups, instance_id: str, first_host_id: int) -> Fingerprint:
-    """Read the fingerprint of the instance whose init is `pid`. Raises `OSError` when it is gone.
+def read_fingerprint(
+    pid: int, groups: Groups, instance_id: str, first_host_id: int, *, root_fd: int | None
+) -> Fingerprint:
+    """Read the fingerprint of the instance whose init is `pid`. Raises `OSError` when it is gone. Blocks; for a thread.
 
     Args:
         pid: the init.
         groups: the node's control groups.
         instance_id: name of its group.
         first_host_id: owners are told as the ids that they are inside, which are the same in every instance.
+        root_fd: the instance's root; None where the guest has a kernel of its own, of which nothing is seen from here
+            but its mounts.
     """
-    with open(f"/proc/{pid}/mountinfo", encoding="utf8", errors="surrogateescape") as file:
-        mounts = tuple(sorted(_mount(line, first_host_id) for line in file))
+    lines = _lines(f"/proc/{pid}/mountinfo")
+    mounts = tuple(sorted(_mount(line, first_host_id) for line in lines))
+    if root_fd is None:
+        return Fingerprint(processes=None, command_groups=groups.children(instance_id), mounts=mounts)
     return Fingerprint(
         processes=groups.usage(instance_id).pids,
         command_groups=groups.children(instance_id),
         mounts=mounts,
+        init=tuple(sorted(_init(pid, first_host_id))),
+        ipc=_ipc(pid),
+        sockets=tuple(sorted(_sockets(pid))),
+        volatile=tuple(sorted(_volatile(root_fd, lines, first_host_id))),
     )
+
+
+def _lines(path: str) -> list[str]:
+    with open(path, encoding="utf8", errors="surrogateescape") as file:
+        return file.read(_TAPE_BYTES).splitlines()
 
 
 def _mount(line: str, first_host_id: int) -> str:
@@ -41,3 +77,66 @@ def _mount(line: str, first_host_id: int) -> str:
         return f"{where} {kind} {rights}"
     inside = _OWNER.sub(lambda found: f"{found[1]}={int(found[2]) - first_host_id}", options)
     return f"{where} {kind} {rights} {inside}"
+
+
+def _init(pid: int, first_host_id: int) -> Iterator[str]:
+    """Yield what the init is: everything that a command could have changed of it, or inherits from it."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        for variable in file.read(_TAPE_BYTES).split(b"\0"):
+            if variable:
+                yield f"variable {os.fsdecode(variable)}"
+    yield f"directory {os.readlink(f'/proc/{pid}/cwd')}"
+    yield f"program {os.readlink(f'/proc/{pid}/exe').removesuffix(' (deleted)')}"
+    yield f"oom_score_adj {_lines(f'/proc/{pid}/oom_score_adj')[0]}"
+    for line in _lines(f"/proc/{pid}/status"):
+        name, _, value = line.partition(":")
+        if name in ("Uid", "Gid"):
+            yield f"{name} {' '.join(str(int(each) - first_host_id) for each in value.split())}"
+        elif name in _STATUS or name.startswith(_CAPABILITIES):
+            yield f"{name} {' '.join(value.split())}"
+    for line in _lines(f"/proc/{pid}/limits")[1:]:
+        yield f"limit {' '.join(line.split())}"
+
+
+def _ipc(pid: int) -> tuple[str, ...]:
+    try:
+        return sysv_objects(pid, limit=_MOST)
+    except PermissionError:
+        # Without CAP_SYS_ADMIN over it (an ordinary user's node) nobody sees them from outside.
+        return ()
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """Yield interfaces and sockets, names without a file included: none of them belongs to an instance at rest."""
+    for line in _lines(f"/proc/{pid}/net/dev")[2 : _MOST + 2]:
+        yield f"interface {line.partition(':')[0].strip()}"
+    for line in _lines(f"/proc/{pid}/net/unix")[1 : _MOST + 1]:
+        fields = line.split(maxsplit=7)
+        yield f"unix socket {fields[7] if len(fields) > 7 else '(no name)'}"
+    for kind in _SOCKETS:
+        try:
+            lines = _lines(f"/proc/{pid}/net/{kind}")
+        except FileNotFoundError:  # A kernel without that protocol.
+            continue
+        for line in lines[1 : _MOST + 1]:
+            yield f"{kind} socket {line.split()[1]}"
+
+
+def _volatile(root_fd: int, mounts: list[str], first_host_id: int) -> Iterator[str]:
+    """Yield the entries of file systems that are in memory: /dev, /dev/shm, message queues."""
+    for line in mounts:
+        fields = line.split()
+        where = _ESCAPE.sub(lambda found: chr(int(found[1], 8)), fields[4])
+        if fields[fields.index("-") + 1] not in _IN_MEMORY:
+            continue
+        try:
+            fd = open_in_root(root_fd, os.fsencode(where), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            # It hides behind another mount, or masks a file.
+            continue
+        try:
+            for path, status in walk(fd, limit=_MOST):
+                owner = f"{status.st_uid - first_host_id}:{status.st_gid - first_host_id}"
+                yield f"{where.rstrip('/')}/{os.fsdecode(path)} mode {status.st_mode:o} owner {owner}"
+        finally:
+            os.close(fd)

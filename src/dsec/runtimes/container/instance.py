@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
+import anyio.to_thread
 
 from dsec.base.errors import CapabilityMissingError, SandboxExitedError
 from dsec.linux.cgroups import CgroupLimits
@@ -356,9 +357,20 @@ class ContainerInstance:
     async def fingerprint(self) -> Fingerprint:
         self._require_alive()
         try:
-            return read_fingerprint(self.init_pid, self._cgroups, self.instance_id, self._record.first_host_id)
+            # In a thread: what is listed is the guest's, which can hold a directory's lock.
+            return await anyio.to_thread.run_sync(self._read_fingerprint)
         except OSError as error:
             raise SandboxExitedError(f"{self.instance_id}: its init has ended", detail=str(error)) from error
+
+    def _read_fingerprint(self) -> Fingerprint:
+        with self._root.hold() as root:
+            return read_fingerprint(
+                self.init_pid,
+                self._cgroups,
+                self.instance_id,
+                self._record.first_host_id,
+                root_fd=None if self._program.flavour.own_kernel else root,
+            )
 
     async def set_host_name(self, name: str) -> None:
         self._require_alive()

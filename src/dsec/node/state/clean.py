@@ -1,0 +1,90 @@
+"""What is compared when a sandbox is asked whether it is clean: facts in groups, a hash over them, differences in
+words.
+
+A fact is a line of text that two clean sandboxes of one shape have alike. The whole is small (some eighty lines), so
+that recording and comparing cost less than looking. Pure.
+"""
+
+from __future__ import annotations
+
+import blake3
+import msgspec
+
+from dsec.model.value import Value
+
+VERSION = 1
+"""Of what the facts mean; a record of another version is not compared with."""
+
+COMMANDS = "groups of commands"
+PROCESSES = "processes"
+MOUNTS = "mounts"
+INIT = "settings of the init"
+IPC = "System V objects"
+SOCKETS = "interfaces and sockets"
+VOLATILE = "files in memory"
+WRITTEN = "files of the writable layer"
+ENVIRONMENT = "variables and seed"
+DECLARED = "declared files"
+COMMAND = "words of the image's check"
+
+OF_FILES = frozenset({WRITTEN, DECLARED, COMMAND})
+"""Groups that a state which began from a checkpoint has from there, and not from the clean state."""
+
+
+class CleanState(Value, frozen=True):
+    """What was seen of one sandbox.
+
+    Attributes:
+        facts: lines by group, sorted; a group that nobody could look at is missing.
+    """
+
+    facts: dict[str, tuple[str, ...]] = {}
+
+    def fingerprint(self) -> str:
+        """Return ``blake3:`` and the hash over all facts."""
+        content = msgspec.json.encode([VERSION, self.facts], order="sorted")
+        return f"blake3:{blake3.blake3(content).hexdigest()}"
+
+    def without(self, groups: frozenset[str]) -> CleanState:
+        """Leave groups out of the comparison."""
+        return CleanState(facts={name: lines for name, lines in self.facts.items() if name not in groups})
+
+    def having(self, group: str, lines: tuple[str, ...]) -> CleanState:
+        """Return the same with another group."""
+        return CleanState(facts={**self.facts, group: lines})
+
+
+def differences(expected: CleanState, seen: CleanState) -> tuple[str, ...]:
+    """Say in which ways `seen` is not as expected; empty when it is."""
+    said: list[str] = []
+    for group in sorted(expected.facts.keys() | seen.facts.keys()):
+        clean, found = expected.facts.get(group, ()), seen.facts.get(group, ())
+        if group == PROCESSES and clean != found:
+            said.append(f"{_number(found)} processes run, {_number(clean)} do in a fresh one")
+            continue
+        more, less = sorted(set(found) - set(clean)), sorted(set(clean) - set(found))
+        if more:
+            said.append(f"{group} that a fresh one has not: {_few(more)}")
+        if less:
+            said.append(f"{group} of a fresh one are missing: {_few(less)}")
+    return tuple(said)
+
+
+def printable(text: str) -> str:
+    """Return text that any report can carry: what a guest named may be no UTF-8, or hold control characters."""
+    encoded = text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in encoded)
+
+
+def lines(facts: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    """Return the lines of a group as they are recorded."""
+    return tuple(sorted(map(printable, facts)))
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(name[:200] for name in names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+
+
+def _number(found: tuple[str, ...]) -> str:
+    return found[0] if found else "no"
