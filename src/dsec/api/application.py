@@ -186,7 +186,7 @@ class Application:
             UnauthorizedError, NotFoundError, InvalidRequestError, Refusal.
         """
         method = scope.get("method", "GET")
-        methods, parameters = self._router.find(scope["path"])
+        methods, parameters = self._router.find(scope["path"], scope.get("raw_path") or b"")
         route = methods.get(method)
         if route is None or not route.public:
             self._authorize(headers)

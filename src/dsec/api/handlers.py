@@ -17,8 +17,10 @@ from dsec.api.openapi import document
 from dsec.api.routes import METADATA_PREFIX, EventsQuery
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError
 from dsec.model.sandbox import SandboxFilter
+from dsec.model.state import JobAction
 from dsec.service.pools import HasPools, PoolService
 from dsec.service.port import CommandStream, SandboxService
+from dsec.service.state import HasState, StateService
 
 
 @dataclass(slots=True)
@@ -77,6 +79,60 @@ async def remove_pool(call: Call) -> None:
 async def events(call: Call) -> object:
     query: EventsQuery = call.query
     return await _pools(call).events(since_s=query.since_s, task=query.task)
+
+
+def _state(call: Call) -> StateService:
+    if not isinstance(call.service, HasState):
+        raise CapabilityMissingError("this service keeps no state", resolution="talk to a node")
+    return call.service.state
+
+
+async def checkpoint(call: Call) -> object:
+    return await _state(call).checkpoint(call.sandbox_id, call.body)
+
+
+async def list_checkpoints(call: Call) -> object:
+    return await _state(call).list_checkpoints(call.sandbox_id)
+
+
+async def remove_checkpoint(call: Call) -> None:
+    await _state(call).remove_checkpoint(call.sandbox_id, call.path["checkpoint"])
+
+
+async def fork(call: Call) -> object:
+    return await _state(call).fork(call.sandbox_id, call.body)
+
+
+async def snapshot(call: Call) -> object:
+    return await _state(call).snapshot(call.sandbox_id, call.body)
+
+
+async def list_snapshots(call: Call) -> object:
+    return await _state(call).list_snapshots()
+
+
+async def restore(call: Call) -> object:
+    return await _state(call).restore(call.path["snapshot"], call.body)
+
+
+async def remove_snapshot(call: Call) -> None:
+    await _state(call).remove_snapshot(call.path["snapshot"])
+
+
+async def pack(call: Call) -> object:
+    return await _state(call).pack(call.sandbox_id, call.body)
+
+
+async def migrate(call: Call) -> object:
+    return await _state(call).migrate(call.sandbox_id, call.body)
+
+
+async def fingerprint(call: Call) -> object:
+    return await _state(call).fingerprint(call.sandbox_id)
+
+
+async def list_jobs(call: Call) -> object:
+    return await _state(call).list_jobs()
 
 
 async def create(call: Call) -> object:
@@ -241,6 +297,14 @@ async def watch_files(call: Call) -> AsyncIterator[AsyncIterator[object]]:
         yield events()
 
 
+def pause_job(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object]]:
+    return _state(call).change_job(call.path["job"], JobAction.PAUSE)
+
+
+def resume_job(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object]]:
+    return _state(call).change_job(call.path["job"], JobAction.RESUME)
+
+
 VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
     "list": list_sandboxes,
     **{
@@ -250,6 +314,8 @@ VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
             rollback, end_processes, stop, run, start_process, list_processes, wait_process, signal_process,
             open_session, run_in_session, close_session, write_file, remove_file, stat_file, list_files,
             make_directory, move_file, upload, list_pools, set_pool, remove_pool, events,
+            checkpoint, list_checkpoints, remove_checkpoint, fork, snapshot, list_snapshots, restore, remove_snapshot,
+            pack, migrate, fingerprint, list_jobs,
         )
     },
 }  # fmt: skip
@@ -258,6 +324,8 @@ EVENT_HANDLERS: Mapping[str, Callable[[Call], AbstractAsyncContextManager[AsyncI
     "stream": stream,
     "process_events": process_events,
     "watch_files": watch_files,
+    "pause_job": pause_job,
+    "resume_job": resume_job,
 }
 
 

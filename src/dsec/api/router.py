@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from dsec.api.routes import Route
 
@@ -38,10 +39,16 @@ class Router:
                 branch = branch.fixed.setdefault(segment, _Branch())
         branch.methods[route.method] = route
 
-    def find(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
-        """Return the routes at `path` by method (none: no such path) and the path parameters."""
+    def find(self, path: str, raw_path: bytes = b"") -> tuple[dict[str, Route], dict[str, str]]:
+        """Return the routes at `path` by method (none: no such path) and the path parameters.
+
+        Args:
+            path: percent-decoded.
+            raw_path: as it was sent; needed only where a parameter holds a slash, such as the job ``team/a``.
+        """
         branch, parameters = self._root, {}
-        for segment in path.split("/"):
+        has_slash = b"%2F" in raw_path or b"%2f" in raw_path
+        for segment in map(unquote, raw_path.decode("ascii").split("/")) if has_slash else path.split("/"):
             below = branch.fixed.get(segment)
             if below is None:
                 if branch.parameter is None:

@@ -21,6 +21,20 @@ from dsec.model.node import NodeInfo
 from dsec.model.pool import PoolInfo
 from dsec.model.process import CommandRequest, CommandResult, ProcessInfo, SessionCommand, SessionInfo, SessionRequest
 from dsec.model.sandbox import Lifetime, SandboxInfo, SandboxState, SandboxStats
+from dsec.model.state import (
+    CheckpointInfo,
+    CheckpointRequest,
+    FingerprintReport,
+    ForkRequest,
+    JobInfo,
+    MigrationReport,
+    MigrationRequest,
+    PackReport,
+    PackRequest,
+    RestoreRequest,
+    SnapshotInfo,
+    SnapshotRequest,
+)
 from dsec.model.value import Value
 
 QUICK_S = 60.0
@@ -28,7 +42,9 @@ QUICK_S = 60.0
 BUILD_S = 1800.0
 """Deadline of an operation that may have to build an image first."""
 TRANSFER_S = 3600.0
-"""Deadline of a file or archive transfer."""
+"""Deadline of a file or archive transfer, and of what moves the state of whole sandboxes."""
+CHILD_S = 1.0
+"""What each child of a fork adds to its deadline; a hundredth of that is expected of a quiet host."""
 STREAM_S = 86_400.0
 """Deadline of a stream that has no end of its own (attach, watch) and of a command without a timeout."""
 
@@ -129,14 +145,14 @@ class Route:
         """Return the request target: path parameters filled in, query percent-encoded byte by byte."""
         path = self.path
         for name, value in parameters.items():
-            path = path.replace("{" + name + "}", percent_encode(value))
+            path = path.replace("{" + name + "}", percent_encode(value, safe=""))
         pairs = "&".join(f"{percent_encode(key)}={percent_encode(value)}" for key, value in query)
         return f"{path}?{pairs}" if pairs else path
 
 
-def percent_encode(text: str) -> str:
+def percent_encode(text: str, *, safe: str = "/") -> str:
     """Percent-encode the bytes of `text`; surrogate escapes stand for bytes that are not UTF-8."""
-    return quote_from_bytes(text.encode("utf-8", "surrogateescape"), safe="/")
+    return quote_from_bytes(text.encode("utf-8", "surrogateescape"), safe=safe)
 
 
 def parse_query(query: bytes) -> list[tuple[str, str]]:
@@ -173,6 +189,8 @@ def convert_query(kind: type[Value], pairs: Iterable[tuple[str, str]]) -> Any:
 _SANDBOX = "/v1/sandboxes/{sandbox_id}"
 _PROCESS = _SANDBOX + "/processes/{process_id}"
 _SESSION = _SANDBOX + "/sessions/{session_id}"
+_SNAPSHOT = "/v1/snapshots/{snapshot}"
+_JOB = "/v1/jobs/{job}"
 _EVENTS, _OCTETS, _TAR, _SOCKET = Carry.EVENTS, Carry.OCTETS, Carry.TAR, Carry.SOCKET
 
 _TABLE: tuple[Route, ...] = (
@@ -260,6 +278,41 @@ _TABLE: tuple[Route, ...] = (
           result_carry=_TAR, deadline_s=TRANSFER_S, ends_with_client=True),
     Route(name="upload", method="PUT", path=_SANDBOX + "/archive", summary="Unpack a tar stream into a directory.",
           query=PathQuery, body_carry=_TAR, status=204, deadline_s=TRANSFER_S),
+    Route(name="checkpoint", method="POST", path=_SANDBOX + "/checkpoints",
+          summary="Save the present state on this node, while commands run on.",
+          body=CheckpointRequest, result=CheckpointInfo, status=201),
+    Route(name="list_checkpoints", method="GET", path=_SANDBOX + "/checkpoints",
+          summary="List the checkpoints of a sandbox, the oldest first; `parent` makes a tree of them.",
+          result=list[CheckpointInfo]),
+    Route(name="remove_checkpoint", method="DELETE", path=_SANDBOX + "/checkpoints/{checkpoint}",
+          summary="Forget a checkpoint; what began from it stays.", status=204),
+    Route(name="fork", method="POST", path=_SANDBOX + "/fork", summary="Make children of a sandbox: all or none.",
+          body=ForkRequest, result=list[SandboxInfo], status=201, ends_with_client=True),
+    Route(name="snapshot", method="POST", path=_SANDBOX + "/snapshot",
+          summary="Make a state durable in the store; only what is not there yet travels.",
+          body=SnapshotRequest, result=SnapshotInfo, status=201, deadline_s=TRANSFER_S, ends_with_client=True),
+    Route(name="pack", method="POST", path=_SANDBOX + "/pack",
+          summary="Make an image of what a session changed, scrubbed of residue.",
+          body=PackRequest, result=PackReport, deadline_s=TRANSFER_S, ends_with_client=True),
+    Route(name="migrate", method="POST", path=_SANDBOX + "/migrate", summary="Move a sandbox to another node.",
+          body=MigrationRequest, result=MigrationReport, deadline_s=TRANSFER_S, ends_with_client=True),
+    Route(name="fingerprint", method="GET", path=_SANDBOX + "/fingerprint",
+          summary="Compare a sandbox with its recorded clean state.", result=FingerprintReport),
+    Route(name="list_snapshots", method="GET", path="/v1/snapshots", summary="List what the store holds.",
+          result=list[SnapshotInfo]),
+    Route(name="restore", method="POST", path=_SNAPSHOT + "/restore",
+          summary="Make a sandbox from a snapshot, given by id or name.",
+          body=RestoreRequest, result=SandboxInfo, status=201, ends_with_client=True),
+    Route(name="remove_snapshot", method="DELETE", path=_SNAPSHOT,
+          summary="Forget a snapshot; those made upon it stay readable.", status=204),
+    Route(name="list_jobs", method="GET", path="/v1/jobs", summary="List the jobs that live sandboxes name.",
+          result=list[JobInfo]),
+    Route(name="pause_job", method="POST", path=_JOB + "/pause",
+          summary="Pause every sandbox of a job; progress comes first, the report last.",
+          result=wire.JobStreamEvent, result_carry=_EVENTS, deadline_s=TRANSFER_S),
+    Route(name="resume_job", method="POST", path=_JOB + "/resume",
+          summary="Resume every sandbox of a job; progress comes first, the report last.",
+          result=wire.JobStreamEvent, result_carry=_EVENTS, deadline_s=TRANSFER_S),
 )  # fmt: skip
 
 ROUTES: Mapping[str, Route] = {route.name: route for route in _TABLE}
@@ -268,6 +321,8 @@ ROUTES: Mapping[str, Route] = {route.name: route for route in _TABLE}
 
 def deadline_of(route: Route, body: Any) -> float:
     """Seconds that the operation may take: the route's own, plus what the body asks for."""
+    if isinstance(body, ForkRequest):
+        return min(route.deadline_s + CHILD_S * max(0, body.count), TRANSFER_S)
     if body is None or not hasattr(body, "timeout_s"):
         return route.deadline_s
     if body.timeout_s is None or not math.isfinite(body.timeout_s):

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from dsec.base.errors import DsecError, InvalidRequestError, error_from_code, error_types
+from dsec.base.errors import DsecError, InvalidRequestError, SandboxMovedError, error_from_code, error_types
 from dsec.model.files import FileChange
 from dsec.model.pool import PoolChange
 from dsec.model.process import (
@@ -26,6 +26,7 @@ from dsec.model.process import (
     Stream,
 )
 from dsec.model.sandbox import SandboxSpec
+from dsec.model.state import JobProgress, JobReport
 from dsec.model.value import Value
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S
 
@@ -46,14 +47,15 @@ STDIN_LIMIT_BYTES = 8 << 20
 
 
 class ErrorBody(Value, frozen=True):
-    """An error as it travels. `code` is a registered code of `dsec.base.errors`; `retry_after_s` also stands in the
-    header ``retry-after`` too."""
+    """An error as it travels. `code` is a registered code of `dsec.base.errors`; `retry_after_s` stands in the header
+    ``retry-after`` too; `url` is where a sandbox that moved is to be found."""
 
     code: str
     brief: str
     detail: str = ""
     resolution: str = ""
     retry_after_s: float | None = None
+    url: str = ""
 
 
 class Health(Value, frozen=True):
@@ -120,6 +122,7 @@ class WatchingEvent(Value, frozen=True, tag="watching"):
 
 CommandEvent = StartedEvent | OutputEvent | ExitEvent | ErrorEvent
 WatchEvent = WatchingEvent | ChangeEvent | ErrorEvent
+JobStreamEvent = JobProgress | JobReport | ErrorEvent
 
 
 class StartControl(Value, frozen=True, tag="start"):
@@ -227,6 +230,7 @@ def error_body(error: DsecError) -> ErrorBody:
         detail=error.detail,
         resolution=error.resolution,
         retry_after_s=error.retry_after_s,
+        url=error.url if isinstance(error, SandboxMovedError) else "",
     )
 
 
@@ -246,6 +250,8 @@ def raise_error(body: ErrorBody | ErrorEvent) -> DsecError:
     error = error_from_code(body.code, body.brief, detail=body.detail, resolution=body.resolution)
     if isinstance(body, ErrorBody):
         error.retry_after_s = body.retry_after_s
+        if isinstance(error, SandboxMovedError):
+            error.url = body.url
     return error
 
 

@@ -173,9 +173,14 @@ class WrongNodeError(SandboxNotFoundError):
 
 
 class SandboxMovedError(WrongNodeError):
-    """The sandbox was here and has moved to another node, which the resolution names. Nothing was done."""
+    """The sandbox was here and has moved to another node, which the resolution names. Nothing was done.
+
+    Attributes:
+        url: where that node answers, for clients that follow; empty: not known.
+    """
 
     code = "sandbox_moved"
+    url: str = ""
 
 
 class ImageNotFoundError(NotFoundError):

@@ -47,7 +47,7 @@ CHUNK_BYTES = 1 << 20
 _STREAM_HEADERS = f"accept: {wire.MSGPACK}, */*\r\n".encode()
 _OCTETS_HEADER = f"content-type: {wire.OCTETS}\r\n".encode()
 
-_REPEATABLE = frozenset({"create", "pause", "resume", "stop", "end_processes", "wait_process"})
+_REPEATABLE = frozenset({"create", "restore", "pause", "resume", "stop", "end_processes", "wait_process"})
 """POST operations that may be sent again: doing them twice is doing them once. GET, PUT and DELETE are by nature."""
 
 
