@@ -5,6 +5,7 @@ The commands work on the store itself, which is safe beside a running node.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ def image() -> None:
 @pairs_option("--env", help="Variable of every command, where PATH brings no settings of its own.")
 @click.option("--workdir", default="/", metavar="DIR", help="Directory of every command, likewise.")
 @click.option("--user", default="0", metavar="USER", help="User of every command, likewise.")
+@click.option("--export-hook", default="", metavar="COMMAND", help="Writes the state of processes, at a checkpoint.")
+@click.option("--import-hook", default="", metavar="COMMAND", help="Reads it again, after a rollback, fork or restore.")
 @json_option
 @pass_options
 def import_(
@@ -46,6 +49,8 @@ def import_(
     env: tuple[tuple[str, str], ...],
     workdir: str,
     user: str,
+    export_hook: str,
+    import_hook: str,
     as_json: bool,
 ) -> None:
     """Import an image: a tar of a root file system, an OCI layout, a docker archive, or a directory.
@@ -54,9 +59,10 @@ def import_(
     """
     from dsec.images.importers.detect import ImportFormat, import_image
     from dsec.images.importers.request import ImportRequest
-    from dsec.model.image import ImageConfig
+    from dsec.model.image import ImageConfig, StateHooks
 
-    config = ImageConfig(env=dict(env), workdir=workdir, user=user)
+    hooks = StateHooks(export_state=tuple(shlex.split(export_hook)), import_state=tuple(shlex.split(import_hook)))
+    config = ImageConfig(env=dict(env), workdir=workdir, user=user, hooks=hooks)
     with _store(options) as store, _progress() as progress:
         request = ImportRequest(path=path, name=name, config=config, progress=progress)
         made = import_image(store, request, kind=ImportFormat(kind))

@@ -30,6 +30,8 @@ class EventKind(enum.Enum):
     NOT_CLEAN = "not_clean"
     """It failed its clean check; `text` says by what."""
     DESTROYED = "destroyed"
+    DISK_FULL = "disk_full"
+    """A sandbox reached its quota and is rolled back for it, as it asked; `text` says so."""
     WARNED = "warned"
     """`text` says of what."""
     READING = "reading"

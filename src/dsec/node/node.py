@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from dsec import __version__
-from dsec.base.errors import NodeUnavailableError, SandboxExitedError, SandboxNotFoundError
+from dsec.base.errors import NodeUnavailableError, SandboxDiskFullError, SandboxExitedError, SandboxNotFoundError
 from dsec.linux.pipes import Pipe
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo
@@ -47,6 +47,7 @@ from dsec.node.parts import NodeParts
 from dsec.node.pools.pools import Pools
 from dsec.node.recovery import Recovery
 from dsec.node.sandbox import Generation, Sandbox
+from dsec.node.state.disk_full import DiskFull
 from dsec.node.state.service import State
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import check_command
@@ -70,6 +71,7 @@ class Node:
         """The pools of ready sandboxes; see `dsec.service.pools.PoolService`."""
         self.state = State(core, self._lifetimes, self._ready)
         """Checkpoints, forks, snapshots and more; see `dsec.service.state.StateService`."""
+        self._disk_full = DiskFull(core)
         self._closed = False
 
     @classmethod
@@ -109,6 +111,7 @@ class Node:
         await self.pools.open(recovery.pools)
         self._core.supervisor.start("pools", self.pools.run)
         self._core.supervisor.start("lifetimes", self._lifetimes.run)
+        self._core.supervisor.start("full disks", self._disk_full.run)
 
     @property
     def node_id(self) -> str:
@@ -409,7 +412,11 @@ class Node:
         sandbox = await self._ready(sandbox_id)
         with self._activity(sandbox):
             generation: Generation = sandbox.running()
-            yield FileAccess(self._core, generation, user)
+            try:
+                yield FileAccess(self._core, generation, user)
+            except SandboxDiskFullError:
+                self._disk_full.notice(sandbox)
+                raise
 
     async def _content(
         self,

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
-from dsec.model.image import ImageConfig
+from dsec.base.errors import InvalidRequestError
+from dsec.model.image import FingerprintRules, ImageConfig, StateHooks
+from dsec.model.value import Value
+
+_EXPORT, _IMPORT = "dev.dsec.hooks.export", "dev.dsec.hooks.import"
+_LIMITS, _FINGERPRINT = "dev.dsec.hooks.limits", "dev.dsec.fingerprint"
+_Kind = TypeVar("_Kind")
 
 
 class OciRunConfig(msgspec.Struct, frozen=True, rename="pascal"):
@@ -13,6 +21,7 @@ class OciRunConfig(msgspec.Struct, frozen=True, rename="pascal"):
     env: list[str] | None = None
     working_dir: str | None = None
     user: str | None = None
+    labels: dict[str, str] | None = None
 
 
 class OciRootfs(msgspec.Struct, frozen=True):
@@ -34,4 +43,37 @@ def image_config(config: OciImageConfig) -> ImageConfig:
         env={key: value for key, _, value in pairs if key},
         workdir=run.working_dir or "/",
         user=run.user or "0",
+        hooks=hooks_from(run.labels or {}),
+        fingerprint=_parsed(run.labels or {}, _FINGERPRINT, FingerprintRules) or FingerprintRules(),
     )
+
+
+class _HookLimits(Value, frozen=True):
+    timeout_s: float = StateHooks().timeout_s
+    maximum_bytes: int = StateHooks().maximum_bytes
+
+
+def hooks_from(labels: dict[str, str]) -> StateHooks:
+    """Return the hooks that labels declare: argument vectors as JSON arrays, and an object of limits.
+
+    Raises:
+        InvalidRequestError: a label of ours is not what it should be; names it.
+    """
+    limits = _parsed(labels, _LIMITS, _HookLimits) or _HookLimits()
+    return StateHooks(
+        export_state=_parsed(labels, _EXPORT, tuple[str, ...]) or (),
+        import_state=_parsed(labels, _IMPORT, tuple[str, ...]) or (),
+        timeout_s=limits.timeout_s,
+        maximum_bytes=limits.maximum_bytes,
+    )
+
+
+def _parsed(labels: dict[str, str], name: str, kind: type[_Kind]) -> _Kind | None:
+    if not labels.get(name):
+        return None
+    try:
+        return msgspec.json.decode(labels[name], type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InvalidRequestError(
+            f"the image's label {name} cannot be read", detail=str(error), resolution="write it as docs/images.md tells"
+        ) from error
