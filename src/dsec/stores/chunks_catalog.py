@@ -12,6 +12,7 @@ import anyio.to_thread
 
 from dsec.base.clock import Clock
 from dsec.base.errors import ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.stores.at_once import each_at_once
 from dsec.stores.chunks_index import ChunkIndex, Location
 from dsec.stores.chunks_pack import TRAILER_BYTES, PackEntry, index_bytes, read_index
 from dsec.stores.chunks_values import ChunkId
@@ -188,24 +189,6 @@ class Catalog:
             await one(packs[0])
             return
         await each_at_once(packs, one)
-
-
-async def each_at_once(packs: list[str], act: Callable[[str], Awaitable[None]]) -> None:
-    """Do something for each of some packs at once; raise the first failure as itself, not in a group."""
-    failures: list[Exception] = []
-
-    async def one(pack: str) -> None:
-        try:
-            await act(pack)
-        except Exception as error:  # noqa: BLE001 - a supervisor: the first failure ends its siblings and is raised below.
-            failures.append(error)
-            group.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        for pack in packs:
-            group.start_soon(one, pack)
-    if failures:
-        raise failures[0]
 
 
 def _lost(url: str, pack: str) -> StoreUnavailableError:

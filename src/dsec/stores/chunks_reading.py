@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import anyio
 
 from dsec.base.errors import ObjectNotFoundError, StateCorruptedError
-from dsec.stores.chunks_catalog import PACKS, Catalog, each_at_once
+from dsec.stores.at_once import each_at_once
+from dsec.stores.chunks_catalog import PACKS, Catalog
 from dsec.stores.chunks_index import Location
 from dsec.stores.chunks_pack import PackEntry, decode_chunk
 from dsec.stores.chunks_values import ChunkId

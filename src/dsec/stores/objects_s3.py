@@ -7,6 +7,8 @@ that one policy decides and the deadline of a call holds: a failure that may pas
 
 *Put if absent* is the service's own condition (``If-None-Match: *``). A service that refuses it as not implemented is
 asked with `head` first instead; then two that put at the same instant may both succeed, and the later one stands.
+When the answer to a conditional put is lost and it is sent again, it finds its own object and says that something was
+there: whoever must know whether it won compares contents.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from dsec.base.errors import (
     UnauthorizedError,
 )
 from dsec.model.retry import RetryPolicy
+from dsec.stores.at_once import each_at_once
 from dsec.stores.objects import DEFAULT_TIMEOUT_S, ObjectInfo, check_key, check_prefix, check_range
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ _ATTEMPT_S = 30.0
 """One request is given up after this; the deadline of the call bounds all of them."""
 _MAXIMUM_ATTEMPTS = 8
 _AT_ONCE = 16
+_FOREIGN = (exceptions.BaseError, FileNotFoundError)
+"""What obstore raises: for an object that is not there, the builtin error."""
 _Result = TypeVar("_Result")
 
 
@@ -99,7 +104,7 @@ class S3ObjectStore:
         async def fetch() -> bytes:
             try:
                 return bytes(await self._store.get_range_async(path, start=start, length=length))
-            except exceptions.BaseError:
+            except _FOREIGN:
                 # A range that begins at or behind the end is an error to the service and nothing to us.
                 if (await self._store.head_async(path))["size"] <= start:
                     return b""
@@ -131,9 +136,7 @@ class S3ObjectStore:
                     yield self._described(found)
 
     async def delete(self, keys: Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        async with anyio.create_task_group() as group:
-            for key in keys:
-                group.start_soon(self._delete, key, timeout_s)
+        await each_at_once(keys, lambda key: self._delete(key, timeout_s))
 
     async def aclose(self) -> None:
         """obstore closes idle connections itself."""
@@ -176,7 +179,7 @@ class S3ObjectStore:
                     try:
                         async with self._requests:
                             return await request()
-                    except exceptions.BaseError as error:
+                    except _FOREIGN as error:
                         last = self._translate(action, key, error)
                         if not last.retryable or not repeat or attempt == _MAXIMUM_ATTEMPTS:
                             raise last from error
@@ -189,7 +192,7 @@ class S3ObjectStore:
             ) from error
         raise AssertionError("the last attempt returns or raises")
 
-    def _translate(self, action: str, key: str, error: exceptions.BaseError) -> DsecError:
+    def _translate(self, action: str, key: str, error: Exception) -> DsecError:
         said = str(error).partition("\n\nDebug source")[0]
         where = f"{self.url}/{key}"
         if "NoSuchBucket" in said:

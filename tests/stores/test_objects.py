@@ -1,0 +1,138 @@
+"""Object stores: the conformance suite over every driver, and what each promises beyond it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsec.base.errors import (
+    DsecError,
+    InvalidRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    StoreUnavailableError,
+    UnauthorizedError,
+)
+from dsec.stores.objects import ObjectStore
+from dsec.stores.objects_folder import FolderObjectStore
+from dsec.stores.objects_memory import MemoryObjectStore
+from dsec.stores.opening import open_store
+from dsec.testing.faulty_store import FaultyObjectStore
+from dsec.testing.objects_suite import ObjectStoreSuite
+from dsec.testing.s3_server import S3Server, find_program, make_bucket, run_s3_server
+
+
+class TestMemory(ObjectStoreSuite):
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        return MemoryObjectStore()
+
+
+class TestFolder(ObjectStoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        return FolderObjectStore(tmp_path / "store")
+
+
+class TestFaultyWithoutFaults(ObjectStoreSuite):
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        return FaultyObjectStore(MemoryObjectStore())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    program = find_program()
+    if program is None:
+        pytest.skip("no S3 server: scripts/install-test-packages installs one")
+    with run_s3_server(tmp_path_factory.mktemp("s3"), program) as running:
+        make_bucket(running, "dsec-test")
+        yield running
+
+
+@pytest.mark.slow
+class TestS3(ObjectStoreSuite):
+    @pytest.fixture
+    def store(self, server: S3Server) -> ObjectStore:
+        return open_store(f"s3://dsec-test/{uuid.uuid4()}", environment=server.environment)
+
+    @pytest.mark.anyio
+    async def test_a_missing_bucket_is_named(self, server: S3Server) -> None:
+        store = open_store("s3://no-such-bucket", environment=server.environment)
+        with pytest.raises(NotFoundError, match="no such bucket"):
+            await store.put("a/object", b"x", timeout_s=10)
+
+    @pytest.mark.anyio
+    async def test_a_wrong_secret_is_not_tried_again(self, server: S3Server) -> None:
+        store = open_store("s3://dsec-test", environment=server.environment | {"AWS_SECRET_ACCESS_KEY": "wrong"})
+        with pytest.raises((UnauthorizedError, PermissionDeniedError)):
+            await store.put("a/object", b"x", timeout_s=10)
+
+    @pytest.mark.anyio
+    async def test_a_server_that_stands_still_is_given_up_at_the_deadline(self, server: S3Server) -> None:
+        store = open_store("s3://dsec-test", environment=server.environment)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(StoreUnavailableError, match=r"within 0\.5 s"):
+                await store.put("a/object", b"x", timeout_s=0.5)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "store", "/var/store", "ftp://x/y", "file://host/path", "file:///", "s3://", "s3://UPPER/x", "s3://b/a/../c",
+     "s3://key:secret@bucket/x", "s3://bucket/x?region=y", "file:///a b"],
+)  # fmt: skip
+def test_a_malformed_url_is_refused_in_words(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"no (URL|key)"):
+        open_store(url)
+
+
+_KEEP_PUTTING = """
+import itertools, sys, anyio
+from pathlib import Path
+from dsec.stores.objects_folder import FolderObjectStore
+async def main():
+    store = FolderObjectStore(Path(sys.argv[1]))
+    for number in itertools.count():
+        await store.put(f"a/{number}", bytes([number % 251]) * 300_000)
+        print(number, flush=True)
+anyio.run(main)
+"""
+
+
+def _kill_a_writer(directory: Path, after: int) -> int:
+    """Kill a writer after so many acknowledgements; return the number of the last acknowledged object."""
+    command = [sys.executable, "-c", _KEEP_PUTTING, str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        acknowledged = [int(writer.stdout.readline()) for _ in range(after)]
+        os.kill(writer.pid, signal.SIGKILL)
+        return max(acknowledged + [int(line) for line in writer.stdout.read().split()])
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+@pytest.mark.parametrize("after", [1, 3, 7])
+async def test_a_killed_writer_leaves_whole_objects_and_no_leftovers(tmp_path: Path, after: int) -> None:
+    last = _kill_a_writer(tmp_path, after)
+    store = FolderObjectStore(tmp_path)
+    assert not [path for path in tmp_path.rglob(".put-*") if path.stat().st_size > 0]
+    found = [info async for info in store.list("a/")]
+    assert {info.key for info in found} >= {f"a/{number}" for number in range(last + 1)}
+    for info in found:
+        assert await store.get(info.key) == bytes([int(info.key[2:]) % 251]) * 300_000
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DsecError, match="file"):
+        FolderObjectStore(tmp_path / "file" / "store")
