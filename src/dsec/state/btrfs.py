@@ -13,7 +13,8 @@ is charged for all that it refers to, so that a branch begins at what its checkp
 
 A full quota answers EDQUOT, a full volume ENOSPC: `write(2)` in the sandbox tells which, and so does `is_full` here.
 
-A checkpoint waits until what its layer wrote is on disk: 1.2 ms when it is, about 0.5 s per GiB when it is not.
+A checkpoint waits until what its layer wrote is on disk: 1.2 ms when it is, about 0.7 s per GiB when it is not. So
+`settle` writes it out while the sandbox runs on, and `open_volume(unwritten_bytes=)` bounds how much that can be.
 """
 
 from __future__ import annotations
