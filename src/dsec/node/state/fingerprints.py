@@ -50,7 +50,8 @@ async def learn(core: Core, record: SandboxRecord, generation: Generation) -> No
     if record.origin or core.clean_states.find(record) is not None:
         return
     seen = await _observe(core, record, generation)
-    await anyio.to_thread.run_sync(core.clean_states.keep, record, seen.without(frozenset({clean.ENVIRONMENT})))
+    # A small file, once for each shape and boot: no reason for a thread.
+    core.clean_states.keep(record, seen.without(frozenset({clean.ENVIRONMENT})))
 
 
 async def check(core: Core, record: SandboxRecord, generation: Generation, *, from_checkpoint: bool = False) -> None:
@@ -148,7 +149,7 @@ async def _observe(
     ):
         facts[group] = clean.lines(found)
     if clean.WRITTEN not in left_out:
-        facts[clean.WRITTEN] = await anyio.to_thread.run_sync(_written, core, record)
+        facts[clean.WRITTEN] = await _written(core, record)
     return CleanState(facts=facts)
 
 
@@ -163,7 +164,7 @@ async def _ask(core: Core, generation: Generation, argv: tuple[str, ...], timeou
 
 
 def _without_seed(record: SandboxRecord, entries: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave the seed's file out where there is to be one, so that sandboxes with and without a seed are of one shape."""
+    """Leave the seed's file out where there is to be one: sandboxes with and without a seed are of one shape."""
     if record.spec.seed is None:
         return entries
     return tuple(entry for entry in entries if not entry.startswith(f"{SEED_FILE} "))
@@ -183,23 +184,27 @@ async def _seed_fact(record: SandboxRecord, generation: Generation) -> tuple[str
         await reader.close()
 
 
-def _written(core: Core, record: SandboxRecord) -> tuple[str, ...]:
+async def _written(core: Core, record: SandboxRecord) -> tuple[str, ...]:
     layer = core.parts.layers.get(record.layer)
     if layer is None:
         raise RuntimeFailedError(f"the writable layer {record.layer} is gone")
+    first = core.slots.first_host_id(record.slot)
     try:
         top = os.open(layer.upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:  # Layers in memory have no directories.
         return ()
-    first = core.slots.first_host_id(record.slot)
     try:
-        found = [_entry_fact("/", os.fstat(top), first), *(f"/ has {name}" for name in os.listxattr(top))]
-        found += [
-            _entry_fact(f"/{os.fsdecode(path)}", status, first) for path, status in walk(top, limit=_MOST_WRITTEN)
-        ]
+        # In a thread: the tree is the guest's, which can hold a directory's lock.
+        return clean.lines(await anyio.to_thread.run_sync(_entries, top, first))
     finally:
         os.close(top)
-    return clean.lines(found)
+
+
+def _entries(top: int, first_host_id: int) -> list[str]:
+    found = [_entry_fact("/", os.fstat(top), first_host_id), *(f"/ has {name}" for name in os.listxattr(top))]
+    for path, status in walk(top, limit=_MOST_WRITTEN):
+        found.append(_entry_fact(f"/{os.fsdecode(path)}", status, first_host_id))
+    return found
 
 
 def _expected(core: Core, record: SandboxRecord) -> CleanState | None:
