@@ -15,6 +15,7 @@ from dsec.base.errors import (
     SandboxDiskFullError,
     SnapshotNotFoundError,
 )
+from dsec.model.pool import PoolChange
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.model.state import CheckpointRequest
@@ -224,3 +225,21 @@ async def test_a_rollback_with_a_reason_ends_commands_with_it_and_tells_of_it() 
         info = await node.inspect(BOX)
         assert (info.state, info.generation, info.cause) == (SandboxState.READY, 1, "rolled back: its disk is full")
         assert (await node.stop(BOX)).cause == "stopped on request"
+
+
+async def test_nothing_of_one_tenants_checkpoints_reaches_the_next_tenant_of_a_pool() -> None:
+    host = MemoryHost()
+    async with host.node() as node:
+        await node.pools.set_pool(SandboxSpec(), PoolChange(floor=1, maximum=2))
+        await node.create(SandboxSpec(), sandbox_id=BOX)
+        point = await node.state.checkpoint(BOX, CheckpointRequest(name="secret"))
+        assert point.generation == 0
+        await node.rollback(BOX, snapshot="secret")
+        await node.stop(BOX)
+        await anyio.wait_all_tasks_blocked()
+        await node.create(SandboxSpec(), sandbox_id=OTHER)
+        assert await node.state.list_checkpoints(OTHER) == []
+        for reference in ("secret", point.checkpoint_id):
+            with pytest.raises(SnapshotNotFoundError):
+                await node.rollback(OTHER, snapshot=reference)
+        await check_settled(host, node)
