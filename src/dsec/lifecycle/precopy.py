@@ -1,0 +1,94 @@
+"""When to stop copying a running sandbox and pause it for the last difference.
+
+Each round copies what was written during the one before. With a writing rate w and a copying rate c the rounds shrink
+by w / c; as long as that is below 1 another round shortens the pause, and when it is not, no number of rounds will.
+The pause lasts what the last round takes: the fixed cost of one, and its bytes at the rate that was seen.
+
+Source: C. Clark et al., *Live Migration of Virtual Machines*, NSDI 2005, section 3.2 (pre-copy; writable working set).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsec.base.errors import InvalidRequestError
+
+SHRINKS = 0.9
+"""A round that is not smaller than this share of the one before shows that copying does not gain on writing."""
+_MINIMUM_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round that was copied.
+
+    Attributes:
+        copied_bytes: how much.
+        duration_s: how long it took, its checkpoint included.
+    """
+
+    copied_bytes: int
+    duration_s: float
+
+
+class Next(enum.Enum):
+    COPY = "copy"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do next.
+
+    Attributes:
+        next: copy once more, or pause for the last difference.
+        expected_s: how long the last difference would take now.
+        reason: in words.
+    """
+
+    next: Next
+    expected_s: float
+    reason: str
+
+
+def expected_last_s(rounds: Sequence[Round]) -> float:
+    """Return how long a round would take now: what is written during a round is copied in the next.
+
+    The first round copies everything and says nothing of the writing rate, so that after it alone the last one stands
+    for the next, which is the worst case.
+    """
+    last = rounds[-1]
+    if len(rounds) == 1:
+        return last.duration_s
+    writing = last.copied_bytes / max(rounds[-2].duration_s, _MINIMUM_S)
+    copying = last.copied_bytes / max(last.duration_s, _MINIMUM_S)
+    if not copying:
+        return last.duration_s
+    return writing * last.duration_s / copying
+
+
+def decide(rounds: Sequence[Round], *, maximum_rounds: int, downtime_s: float) -> Decision:
+    """Decide whether another round is copied while the sandbox runs.
+
+    Args:
+        rounds: those copied so far, at least one.
+        maximum_rounds: of copying before the pause.
+        downtime_s: how long the last difference may take.
+
+    Raises:
+        InvalidRequestError: there is no round, or a bound is out of range.
+    """
+    if not rounds or maximum_rounds < 1 or downtime_s < 0:
+        raise InvalidRequestError(
+            "copying needs a first round, at least one round, and a downtime that is not negative"
+        )
+    expected_s = expected_last_s(rounds)
+    if expected_s <= downtime_s:
+        return Decision(next=Next.PAUSE, expected_s=expected_s, reason=f"the last difference takes {expected_s:.3g} s")
+    if len(rounds) >= maximum_rounds:
+        return Decision(next=Next.PAUSE, expected_s=expected_s, reason=f"{maximum_rounds} rounds were copied")
+    if len(rounds) > 2 and rounds[-1].copied_bytes >= SHRINKS * rounds[-2].copied_bytes:
+        return Decision(next=Next.PAUSE, expected_s=expected_s, reason="the sandbox writes as fast as it is copied")
+    return Decision(next=Next.COPY, expected_s=expected_s, reason=f"the last difference would take {expected_s:.3g} s")
