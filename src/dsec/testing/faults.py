@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from dsec.base.errors import RuntimeFailedError
@@ -28,6 +29,15 @@ _STEPS = frozenset(
         "kill",
     }
 )  # fmt: skip
+_READS = frozenset(
+    {
+        "capabilities", "get", "get_range", "head", "list", "load", "names", "instances", "used_bytes", "statistics",
+        "read", "read_control", "wait", "wait_exited", "alive", "open", "aclose", "close", "mount", "release",
+        "free_disk_bytes", "free_memory_bytes", "stalls", "fill",
+    }
+)  # fmt: skip
+"""Calls without an effect. A kill counts every call but these, so that none of a port's later methods is forgotten."""
+_PORTS = ("runtime", "layers", "images", "journal", "store", "exports")
 _WRAPPED_RESULTS = frozenset({"launch", "adopt", "spawn", "reattach"})
 _CLOSING = frozenset({"close"})
 
@@ -53,7 +63,7 @@ class Faults:
 
     def before(self, name: str) -> None:
         self._check_dead()
-        if not self.armed or name not in _STEPS:
+        if not self.armed or not self._is_step(name):
             return
         self._count(f"before {name}")
         if self.steps == self.fail_at:
@@ -61,8 +71,12 @@ class Faults:
             raise RuntimeFailedError(f"{name} was made to fail")
 
     def after(self, name: str) -> None:
-        if self.armed and name in _STEPS and self.kill_at:
+        if self.armed and self.kill_at and self._is_step(name):
             self._count(f"after {name}")
+
+    def _is_step(self, name: str) -> bool:
+        """A kill may come at any effect; a failure is of those calls after which the tests know what to expect."""
+        return name not in _READS if self.kill_at else name in _STEPS
 
     def _count(self, name: str) -> None:
         self.steps += 1
@@ -76,8 +90,8 @@ class Faults:
             raise Killed
 
     def parts(self, host: MemoryHost) -> NodeParts:
-        wrap: Callable[[Any], Any] = lambda target: Faulty(target, self)  # noqa: E731
-        return host.parts(runtime=wrap(host.runtime), layers=wrap(host.layers), journal=wrap(host.journal))
+        parts = host.parts()
+        return replace(parts, **{name: Faulty(getattr(parts, name), self) for name in _PORTS})
 
 
 class Faulty:
