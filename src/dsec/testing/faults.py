@@ -91,7 +91,8 @@ class Faults:
 
     def parts(self, host: MemoryHost) -> NodeParts:
         parts = host.parts()
-        return replace(parts, **{name: Faulty(getattr(parts, name), self) for name in _PORTS})
+        wrapped: dict[str, Any] = {name: Faulty(getattr(parts, name), self) for name in _PORTS}
+        return replace(parts, **wrapped)
 
 
 class Faulty:
