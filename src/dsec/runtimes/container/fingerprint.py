@@ -122,6 +122,12 @@ def _sockets(pid: int) -> Iterator[str]:
             yield f"{kind} socket {line.split()[1]}"
 
 
+def _inside(host_id: int, first_host_id: int) -> str:
+    """Tell an id as it is inside. The host's own, such as that of its device nodes, are below every instance's range:
+    counted from its beginning they would differ from one instance to the next."""
+    return str(host_id - first_host_id) if host_id >= first_host_id else f"host {host_id}"
+
+
 def _volatile(root_fd: int, mounts: list[str], first_host_id: int) -> Iterator[str]:
     """Yield the entries of file systems that are in memory: /dev, /dev/shm, message queues."""
     for line in mounts:
@@ -136,7 +142,7 @@ def _volatile(root_fd: int, mounts: list[str], first_host_id: int) -> Iterator[s
             continue
         try:
             for path, status in walk(fd, limit=_MOST):
-                owner = f"{status.st_uid - first_host_id}:{status.st_gid - first_host_id}"
+                owner = f"{_inside(status.st_uid, first_host_id)}:{_inside(status.st_gid, first_host_id)}"
                 yield f"{where.rstrip('/')}/{os.fsdecode(path)} mode {status.st_mode:o} owner {owner}"
         finally:
             os.close(fd)
