@@ -17,9 +17,12 @@ from dataclasses import dataclass, field, replace
 from dsec.base.errors import DsecError, NodeUnavailableError, UnknownOutcomeError
 from dsec.model.process import CommandRequest, ProcessState
 from dsec.model.sandbox import Lifetime, Resources, SandboxInfo, SandboxSpec, SandboxState
+from dsec.model.state import CheckpointRequest
+from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
 
 HOME = "/home/user"
+_MOST_POINTS = 4
 ORPHAN_MARK = "31536000.5"
 """Seconds that only foreground commands sleep which are never answered: none may outlive its request's node."""
 
@@ -32,9 +35,18 @@ class World:
     generation: int = 0
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     maximum_s: float | None = 3600.0
+    saved: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict, repr=False)
+    """Files of each checkpoint, by its name."""
 
-    def rolled_back(self) -> World:
-        return replace(self, state=SandboxState.READY, generation=self.generation + 1, files={})
+    def rolled_back(self, point: str | None = None) -> World:
+        files = {} if point is None else self.saved[point]
+        return replace(self, state=SandboxState.READY, generation=self.generation + 1, files=files)
+
+    def with_point(self, name: str) -> World:
+        return replace(self, saved={**self.saved, name: self.files})
+
+    def without_point(self, name: str) -> World:
+        return replace(self, saved={key: files for key, files in self.saved.items() if key != name})
 
     def with_file(self, name: str, content: bytes) -> World:
         return replace(self, state=SandboxState.READY, files={**self.files, name: content})
@@ -69,6 +81,7 @@ class Sandbox:
         self.name = name
         self.worlds = [World()]
         self.jobs: dict[str, Job] = {}
+        self.points = 0
         self.trace: list[str] = []
         self._chance = chance
         self._spec = SandboxSpec(
@@ -187,6 +200,24 @@ class Sandbox:
     async def _rollback(self, service: SandboxService) -> None:
         await self._attempt("rollback", service.rollback(self.name), self.world.rolled_back())
 
+    async def _checkpoint(self, service: SandboxService) -> None:
+        """Save the present state under the next name; at the most, forget the oldest instead."""
+        points = list(self.world.saved)
+        if len(points) >= _MOST_POINTS:
+            removal = state_of(service).remove_checkpoint(self.name, points[0])
+            await self._attempt(f"remove checkpoint {points[0]}", removal, self.world.without_point(points[0]))
+            return
+        self.points += 1
+        name = f"p{self.points}"
+        call = state_of(service).checkpoint(self.name, CheckpointRequest(name=name))
+        await self._attempt(f"checkpoint {name}", call, self.world.with_point(name))
+
+    async def _rollback_to_checkpoint(self, service: SandboxService) -> None:
+        if self.world.saved:
+            point = self._chance.choice(sorted(self.world.saved))
+            call = service.rollback(self.name, snapshot=point)
+            await self._attempt(f"rollback to {point}", call, self.world.rolled_back(point))
+
     async def _pause(self, service: SandboxService) -> None:
         await self._attempt("pause", service.pause(self.name), replace(self.world, state=SandboxState.PAUSED))
 
@@ -223,6 +254,9 @@ class Sandbox:
             self.jobs.clear()
             return
         self.jobs = {name: job for name, job in self.jobs.items() if job.generation == info.generation}
+        points = {each.name for each in await state_of(service).list_checkpoints(self.name)}
+        candidates = [world for world in candidates if world.saved.keys() == points]
+        assert candidates, f"checkpoints of none of the possible worlds: {points}\n{self.described()}"
         await self._check_jobs(service)
         found = await self._files(service)
         candidates = [world for world in candidates if world.files == found]
@@ -269,6 +303,8 @@ _OPERATIONS: list[tuple[Operation, float]] = [
     (Sandbox._wait, 3),
     (Sandbox._kill_job, 1),
     (Sandbox._rollback, 3),
+    (Sandbox._checkpoint, 4),
+    (Sandbox._rollback_to_checkpoint, 3),
     (Sandbox._pause, 3),
     (Sandbox._resume, 1),
     (Sandbox._extend, 1),
