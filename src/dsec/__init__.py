@@ -10,13 +10,22 @@ __version__ = "0.1.0"
 _PLACES = {
     "AsyncClient": "dsec.sdk._async.client",
     "AsyncSandbox": "dsec.sdk._async.sandbox",
+    "CheckpointInfo": "dsec.model.state",
     "Client": "dsec.sdk._sync.client",
     "CommandFailedError": "dsec.sdk.values",
+    "DiskFullAction": "dsec.model.sandbox",
+    "FingerprintReport": "dsec.model.state",
+    "JobInfo": "dsec.model.state",
+    "JobReport": "dsec.model.state",
     "Lifetime": "dsec.model.sandbox",
+    "MigrationReport": "dsec.model.state",
     "Network": "dsec.model.sandbox",
+    "PackReport": "dsec.model.state",
     "Resources": "dsec.model.sandbox",
     "RunResult": "dsec.sdk.values",
     "Sandbox": "dsec.sdk._sync.sandbox",
+    "ScrubRules": "dsec.model.state",
+    "SnapshotInfo": "dsec.model.state",
 }
 
 

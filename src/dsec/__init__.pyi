@@ -168,9 +168,18 @@ from dsec.base.errors import (
 from dsec.base.errors import (
     WrongNodeError as WrongNodeError,
 )
+from dsec.model.sandbox import DiskFullAction as DiskFullAction
 from dsec.model.sandbox import Lifetime as Lifetime
 from dsec.model.sandbox import Network as Network
 from dsec.model.sandbox import Resources as Resources
+from dsec.model.state import CheckpointInfo as CheckpointInfo
+from dsec.model.state import FingerprintReport as FingerprintReport
+from dsec.model.state import JobInfo as JobInfo
+from dsec.model.state import JobReport as JobReport
+from dsec.model.state import MigrationReport as MigrationReport
+from dsec.model.state import PackReport as PackReport
+from dsec.model.state import ScrubRules as ScrubRules
+from dsec.model.state import SnapshotInfo as SnapshotInfo
 from dsec.sdk._async.client import AsyncClient as AsyncClient
 from dsec.sdk._async.sandbox import AsyncSandbox as AsyncSandbox
 from dsec.sdk._sync.client import Client as Client

@@ -48,6 +48,25 @@ async def test_a_fork_returns_its_children(service: HttpService) -> None:
     assert {child.parent for child in children} == {parent}
 
 
+async def test_a_fork_is_asked_for_with_ids_so_that_asking_again_makes_no_more(
+    service: HttpService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = (await service.create(SandboxSpec())).sandbox_id
+    sent: list[ForkRequest] = []
+    call = service._call
+
+    async def twice(name: str, body: ForkRequest, **path: str) -> object:
+        sent.append(body)
+        await call(name, body, **path)
+        return await call(name, body, **path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_call", twice)
+        children = await state_of(service).fork(parent, ForkRequest(count=3))
+    assert [child.sandbox_id for child in children] == list(sent[0].sandbox_ids)
+    assert len(await service.list()) == 4
+
+
 async def test_a_job_says_how_far_it_is_and_its_name_may_hold_slashes(
     service: HttpService, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

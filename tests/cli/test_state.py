@@ -20,6 +20,11 @@ def test_a_checkpoint_is_saved_drawn_and_returned_to(dsec: Dsec) -> None:
     assert "snap-002" in refused.stderr
 
 
+def test_a_sandbox_may_ask_to_be_rolled_back_when_its_disk_is_full(dsec: Dsec) -> None:
+    box = dsec.create("--on-disk-full", "rollback")
+    assert dsec.json("sandbox", "inspect", box, "--json")["spec"]["on_disk_full"] == "rollback"
+
+
 def test_a_fork_prints_the_ids_of_its_children(dsec: Dsec) -> None:
     parent = dsec.create()
     children = dsec.ok("sandbox", "fork", "--id", parent, "--count", "3").split()

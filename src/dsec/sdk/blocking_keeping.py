@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dsec.sdk import keeping
 from dsec.sdk._sync.service import BlockingService
+from dsec.sdk._sync.state import BlockingState
 from dsec.sdk.bridge import background, call
 
 
@@ -30,6 +31,11 @@ def shared_blocking_service() -> BlockingService:
     """Return the service that everything in this process shares when it names no other. It is closed at exit."""
     background.before_exit(_close_shared)
     return BlockingService(call(keeping.shared_service))
+
+
+def state_of(service: BlockingService) -> BlockingState:
+    """Return what keeps the state of a service's sandboxes; see `dsec.sdk.state.state_of`."""
+    return BlockingState(keeping.state_of(service._service))
 
 
 def _close_shared() -> None:

@@ -32,6 +32,7 @@ from dsec.model.process import (
     SessionRequest,
 )
 from dsec.model.sandbox import Lifetime, SandboxFilter, SandboxInfo, SandboxSpec, SandboxStats
+from dsec.model.state import ForkRequest
 from dsec.sdk.keepalive import Endpoint, KeepAliveClient, Reply
 from dsec.sdk.sockets import CommandSocket, open_command
 from dsec.sdk.streaming import CutError, StreamClient, StreamReply, StreamRequest
@@ -51,7 +52,9 @@ _REPEATABLE = frozenset({"create", "restore", "pause", "resume", "stop", "end_pr
 """POST operations that may be sent again: doing them twice is doing them once. GET, PUT and DELETE are by nature."""
 
 
-def _is_repeatable(route: Route) -> bool:
+def _is_repeatable(route: Route, body: Any) -> bool:
+    if isinstance(body, ForkRequest):
+        return bool(body.sandbox_ids)  # They are what tells that the children exist already.
     return route.method in ("GET", "PUT", "DELETE") or route.name in _REPEATABLE
 
 
@@ -78,7 +81,7 @@ class HttpService:
             route.method,
             route.target(query, **path),
             None if route.body is None else _encode(body),
-            repeatable=_is_repeatable(route),
+            repeatable=_is_repeatable(route, body),
             timeout_s=deadline_of(route, body) + ANSWER_SLACK_S,
         )
         if reply.status >= 400:

@@ -11,7 +11,8 @@ import msgspec
 
 from dsec.base.errors import CommandNotFoundError, GuestError
 from dsec.model.process import CommandRequest, CommandResult, ExitStatus, OutputEvent, Stream, TerminalSize
-from dsec.model.sandbox import Lifetime, Network, QosClass, Resources, SandboxSpec
+from dsec.model.sandbox import DiskFullAction, Lifetime, Network, QosClass, Resources, SandboxSpec
+from dsec.model.state import CheckpointInfo
 
 SHELL = "/bin/sh"
 
@@ -30,6 +31,7 @@ class SpecFields(TypedDict, total=False):
     lifetime: Lifetime
     metadata: Mapping[str, str]
     seed: int
+    on_disk_full: DiskFullAction
 
 
 class CommandOptions(TypedDict, total=False):
@@ -42,6 +44,15 @@ class CommandOptions(TypedDict, total=False):
     keep_stdin_open: bool
     timeout_s: float | None
     output_limit_bytes: int
+
+
+Point = CheckpointInfo | str
+"""A checkpoint: what `checkpoint` returned, its id, or its name within the sandbox."""
+
+
+def point_id(point: Point | None) -> str | None:
+    """Return how the service is told of a checkpoint; None: the present or the clean state, as the operation says."""
+    return point.checkpoint_id if isinstance(point, CheckpointInfo) else point
 
 
 CommandLine = str | Sequence[str]

@@ -10,7 +10,16 @@ from dsec.cli.context import Options, pass_options
 from dsec.cli.output import note, print_json
 from dsec.cli.parameters import duration, duration_or_none, finite, json_option, pairs_option, size
 from dsec.model.node import limits_beyond
-from dsec.model.sandbox import ExpiryAction, Lifetime, Network, QosClass, Resources, SandboxInfo, SandboxSpec
+from dsec.model.sandbox import (
+    DiskFullAction,
+    ExpiryAction,
+    Lifetime,
+    Network,
+    QosClass,
+    Resources,
+    SandboxInfo,
+    SandboxSpec,
+)
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, SandboxService
 
 
@@ -34,6 +43,12 @@ from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, SandboxService
 @click.option("--idle-timeout", type=duration_or_none, help="Time without an operation before it ends, or none.")
 @click.option("--max-lifetime", type=duration_or_none, help="Time after which it ends, or none.")
 @click.option("--on-expiry", type=click.Choice([item.value for item in ExpiryAction]), help="What ending means.")
+@click.option(
+    "--on-disk-full",
+    type=click.Choice([item.value for item in DiskFullAction]),
+    default=DiskFullAction.ERROR.value,
+    help="What a full disk means: writes fail, or it is rolled back to its clean state.",
+)
 @click.option("--seed", type=int, help="Seed for the guest's random numbers.")
 @click.option("--timeout", type=duration, default=str(DEFAULT_CREATE_TIMEOUT_S), help="Give up after this time.")
 @json_option
@@ -66,6 +81,7 @@ def spec(
     idle_timeout: float | None,
     max_lifetime: float | None,
     on_expiry: str | None,
+    on_disk_full: str,
     cpu: float | None,
     memory: int | None,
     swap: int | None,
@@ -91,6 +107,7 @@ def spec(
         network=Network(rules=rules),
         lifetime=lifetime(Lifetime(), idle_timeout, max_lifetime, on_expiry),
         metadata=dict(labels),
+        on_disk_full=DiskFullAction(on_disk_full),
         **plain,
     )
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
+from dsec.base.errors import NodeUnavailableError
 from dsec.model.capability import CapabilityReport
 from dsec.model.image import ImageInfo
 from dsec.model.sandbox import SandboxFilter, SandboxInfo, SandboxSpec, SandboxState
+from dsec.model.state import JobAction, JobInfo, JobProgress, JobReport, RestoreRequest, SnapshotInfo
 from dsec.sdk._async.sandbox import AsyncSandbox
-from dsec.sdk.keeping import Keeper
+from dsec.sdk.keeping import Keeper, state_of
 from dsec.sdk.values import SpecFields
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, SandboxService
+
+Progressed = Callable[[JobProgress], None]
+"""What is called as an action on a job gets on."""
 
 
 class AsyncClient:
@@ -67,6 +72,67 @@ class AsyncClient:
     async def capabilities(self) -> Sequence[CapabilityReport]:
         """Say what the node can enforce."""
         return await (await self.service()).capabilities()
+
+    # -- saved state --------------------------------------------------------------------------------------------
+
+    async def restore(
+        self,
+        snapshot: SnapshotInfo | str,
+        *,
+        sandbox_id: str | None = None,
+        seed: int | None = None,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        timeout_s: float = RestoreRequest().timeout_s,
+    ) -> AsyncSandbox:
+        """Make a sandbox from a snapshot; see `AsyncSandbox.restore`."""
+        service = await self.service()
+        return await AsyncSandbox.restore(
+            snapshot,
+            sandbox_id=sandbox_id,
+            seed=seed,
+            env=env,
+            metadata=metadata,
+            timeout_s=timeout_s,
+            service=service,
+        )
+
+    async def snapshots(self) -> Sequence[SnapshotInfo]:
+        """List what the node's store holds, the oldest first."""
+        return await state_of(await self.service()).list_snapshots()
+
+    async def remove_snapshot(self, snapshot: SnapshotInfo | str) -> None:
+        """Forget a snapshot; those made upon it stay readable."""
+        wanted = snapshot.snapshot_id if isinstance(snapshot, SnapshotInfo) else snapshot
+        await state_of(await self.service()).remove_snapshot(wanted)
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    async def jobs(self) -> Sequence[JobInfo]:
+        """List the jobs that live sandboxes name in their metadata (``job``)."""
+        return await state_of(await self.service()).list_jobs()
+
+    async def pause_job(self, job: str, *, on_progress: Progressed | None = None) -> JobReport:
+        """Pause every sandbox of a job and say how that went; asking again does what is left.
+
+        Args:
+            job: its name.
+            on_progress: called as sandboxes are done.
+        """
+        return await self._change_job(job, JobAction.PAUSE, on_progress)
+
+    async def resume_job(self, job: str, *, on_progress: Progressed | None = None) -> JobReport:
+        """Resume every sandbox of a job; see `pause_job`."""
+        return await self._change_job(job, JobAction.RESUME, on_progress)
+
+    async def _change_job(self, job: str, action: JobAction, on_progress: Progressed | None) -> JobReport:
+        async with state_of(await self.service()).change_job(job, action) as events:
+            async for event in events:
+                if isinstance(event, JobReport):
+                    return event
+                if on_progress is not None:
+                    on_progress(event)
+        raise NodeUnavailableError(f"the node told no outcome of the job {job}", resolution="ask again")
 
     async def aclose(self) -> None:
         """Close the connection. Sandboxes stay. Idempotent."""

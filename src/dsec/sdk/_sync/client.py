@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
+from dsec.base.errors import NodeUnavailableError
 from dsec.model.capability import CapabilityReport
 from dsec.model.image import ImageInfo
 from dsec.model.sandbox import SandboxFilter, SandboxInfo, SandboxSpec, SandboxState
+from dsec.model.state import JobAction, JobInfo, JobProgress, JobReport, RestoreRequest, SnapshotInfo
 from dsec.sdk._sync.sandbox import Sandbox
 from dsec.sdk._sync.service import BlockingService
-from dsec.sdk.blocking_keeping import BlockingKeeper
+from dsec.sdk.blocking_keeping import BlockingKeeper, state_of
 from dsec.sdk.values import SpecFields
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S
+
+Progressed = Callable[[JobProgress], None]
+"""What is called as an action on a job gets on."""
 
 
 class Client:
@@ -67,6 +72,67 @@ class Client:
     def capabilities(self) -> Sequence[CapabilityReport]:
         """Say what the node can enforce."""
         return (self.service()).capabilities()
+
+    # -- saved state --------------------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        snapshot: SnapshotInfo | str,
+        *,
+        sandbox_id: str | None = None,
+        seed: int | None = None,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        timeout_s: float = RestoreRequest().timeout_s,
+    ) -> Sandbox:
+        """Make a sandbox from a snapshot; see `Sandbox.restore`."""
+        service = self.service()
+        return Sandbox.restore(
+            snapshot,
+            sandbox_id=sandbox_id,
+            seed=seed,
+            env=env,
+            metadata=metadata,
+            timeout_s=timeout_s,
+            service=service,
+        )
+
+    def snapshots(self) -> Sequence[SnapshotInfo]:
+        """List what the node's store holds, the oldest first."""
+        return state_of(self.service()).list_snapshots()
+
+    def remove_snapshot(self, snapshot: SnapshotInfo | str) -> None:
+        """Forget a snapshot; those made upon it stay readable."""
+        wanted = snapshot.snapshot_id if isinstance(snapshot, SnapshotInfo) else snapshot
+        state_of(self.service()).remove_snapshot(wanted)
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    def jobs(self) -> Sequence[JobInfo]:
+        """List the jobs that live sandboxes name in their metadata (``job``)."""
+        return state_of(self.service()).list_jobs()
+
+    def pause_job(self, job: str, *, on_progress: Progressed | None = None) -> JobReport:
+        """Pause every sandbox of a job and say how that went; asking again does what is left.
+
+        Args:
+            job: its name.
+            on_progress: called as sandboxes are done.
+        """
+        return self._change_job(job, JobAction.PAUSE, on_progress)
+
+    def resume_job(self, job: str, *, on_progress: Progressed | None = None) -> JobReport:
+        """Resume every sandbox of a job; see `pause_job`."""
+        return self._change_job(job, JobAction.RESUME, on_progress)
+
+    def _change_job(self, job: str, action: JobAction, on_progress: Progressed | None) -> JobReport:
+        with state_of(self.service()).change_job(job, action) as events:
+            for event in events:
+                if isinstance(event, JobReport):
+                    return event
+                if on_progress is not None:
+                    on_progress(event)
+        raise NodeUnavailableError(f"the node told no outcome of the job {job}", resolution="ask again")
 
     def close(self) -> None:
         """Close the connection. Sandboxes stay. Idempotent."""

@@ -4,25 +4,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Unpack
 
 from dsec.model.process import SessionRequest, Stream, TerminalSize
 from dsec.model.sandbox import Lifetime, SandboxInfo, SandboxSpec, SandboxStats
+from dsec.model.state import (
+    CheckpointInfo,
+    CheckpointRequest,
+    FingerprintReport,
+    ForkRequest,
+    MigrationReport,
+    MigrationRequest,
+    PackReport,
+    PackRequest,
+    RestoreRequest,
+    ScrubRules,
+    SnapshotInfo,
+    SnapshotRequest,
+)
 from dsec.sdk._sync.commands import Command, Process, Processes, Session
 from dsec.sdk._sync.files import Files
 from dsec.sdk._sync.service import BlockingService
-from dsec.sdk.blocking_keeping import shared_blocking_service
+from dsec.sdk.blocking_keeping import shared_blocking_service, state_of
 from dsec.sdk.values import (
     SHELL,
     Collector,
     CommandLine,
     CommandOptions,
+    Point,
     RunResult,
     SpecFields,
     command_request,
+    point_id,
     sandbox_spec,
     shell_explained,
 )
@@ -35,8 +51,8 @@ Heard = Callable[[bytes], None]
 class Sandbox:
     """An isolated, stateful environment. Make one with `create`, find one with `connect`.
 
-    As a context manager it removes the sandbox at the end if `create` made it, and leaves it alone if `connect`
-    found it.
+    As a context manager it removes the sandbox at the end if `create`, `fork` or `restore` made it, and leaves it
+    alone if `connect` found it.
 
     Attributes:
         sandbox_id: its id, which `connect` takes.
@@ -83,6 +99,40 @@ class Sandbox:
         used = service or shared_blocking_service()
         used.inspect(sandbox_id)
         return cls(used, sandbox_id, owned=False)
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: SnapshotInfo | str,
+        *,
+        sandbox_id: str | None = None,
+        seed: int | None = None,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        timeout_s: float = RestoreRequest().timeout_s,
+        service: BlockingService | None = None,
+    ) -> Sandbox:
+        """Make a sandbox from a snapshot.
+
+        Args:
+            snapshot: what `snapshot` returned, its id, or its name (the newest of that name is meant).
+            sandbox_id: idempotency key, as in `create`.
+            seed, env, metadata: replace or join what was saved.
+            timeout_s: seconds for the whole of it.
+            service: what makes it, as in `create`.
+
+        Raises:
+            SnapshotNotFoundError: there is none.
+            ImageNotFoundError: the node has not the layers that it stands on.
+            CapabilityMissingError: the node keeps no snapshots.
+        """
+        used = service or shared_blocking_service()
+        wanted = snapshot.snapshot_id if isinstance(snapshot, SnapshotInfo) else snapshot
+        request = RestoreRequest(
+            sandbox_id=sandbox_id, seed=seed, env=dict(env or {}), metadata=dict(metadata or {}), timeout_s=timeout_s
+        )
+        info = state_of(used).restore(wanted, request)
+        return cls(used, info.sandbox_id, owned=True)
 
     # -- commands -----------------------------------------------------------------------------------------------
 
@@ -174,9 +224,13 @@ class Sandbox:
         """Read what it uses."""
         return self._service.statistics(self.sandbox_id)
 
-    def rollback(self, snapshot: str | None = None) -> SandboxInfo:
-        """Return to the clean state (or a checkpoint): files are as at creation, all processes end."""
-        return self._service.rollback(self.sandbox_id, snapshot=snapshot)
+    def rollback(self, snapshot: Point | None = None) -> SandboxInfo:
+        """Return to a checkpoint, or to the clean state: files are as they were then, all processes end.
+
+        Args:
+            snapshot: what `checkpoint` returned, its id or its name; None: the clean state.
+        """
+        return self._service.rollback(self.sandbox_id, snapshot=point_id(snapshot))
 
     def pause(self) -> SandboxInfo:
         """Freeze every process; the next operation that needs them thaws them."""
@@ -189,6 +243,101 @@ class Sandbox:
     def extend(self, lifetime: Lifetime) -> SandboxInfo:
         """Replace the lifetime; its clocks start again from now."""
         return self._service.extend(self.sandbox_id, lifetime)
+
+    # -- saved state --------------------------------------------------------------------------------------------
+
+    def checkpoint(self, *, name: str = "", hooks: bool = True) -> CheckpointInfo:
+        """Save the present state on the node, while commands run on.
+
+        Args:
+            name: a name of your own within the sandbox; one that exists raises `AlreadyExistsError`.
+            hooks: whether the image's export hook runs.
+        """
+        return state_of(self._service).checkpoint(self.sandbox_id, CheckpointRequest(name=name, hooks=hooks))
+
+    def checkpoints(self) -> Sequence[CheckpointInfo]:
+        """List the checkpoints, the oldest first; `parent` makes a tree of them."""
+        return state_of(self._service).list_checkpoints(self.sandbox_id)
+
+    def remove_checkpoint(self, checkpoint: Point) -> None:
+        """Forget a checkpoint; what began from it stays."""
+        state_of(self._service).remove_checkpoint(self.sandbox_id, point_id(checkpoint) or "")
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        checkpoint: Point | None = None,
+        sandbox_ids: Sequence[str] = (),
+        seeds: Sequence[int] = (),
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        spread: bool = False,
+    ) -> list[Sandbox]:
+        """Make children with the same files, all or none, and return them ready; this sandbox does not notice.
+
+        Args:
+            count: how many.
+            checkpoint: where they begin; None: the present state.
+            sandbox_ids: their ids, as idempotency keys; none: chosen.
+            seeds: theirs, one for each; none: derived from this sandbox's seed, if it has one.
+            env, metadata: added to what this sandbox has.
+            spread: over this node and its peers.
+        """
+        request = ForkRequest(
+            count=count,
+            checkpoint=point_id(checkpoint),
+            sandbox_ids=tuple(sandbox_ids),
+            seeds=tuple(seeds),
+            env=dict(env or {}),
+            metadata=dict(metadata or {}),
+            spread=spread,
+        )
+        children = state_of(self._service).fork(self.sandbox_id, request)
+        return [Sandbox(self._service, child.sandbox_id, owned=True) for child in children]
+
+    def snapshot(
+        self, *, name: str = "", checkpoint: Point | None = None, metadata: Mapping[str, str] | None = None
+    ) -> SnapshotInfo:
+        """Make a state durable in the node's store: the present one, or a checkpoint.
+
+        Raises:
+            CapabilityMissingError: the node keeps no snapshots.
+        """
+        request = SnapshotRequest(checkpoint=point_id(checkpoint), name=name, metadata=dict(metadata or {}))
+        return state_of(self._service).snapshot(self.sandbox_id, request)
+
+    def pack(
+        self,
+        name: str,
+        *,
+        checkpoint: Point | None = None,
+        scrub: ScrubRules = ScrubRules(),
+        dry_run: bool = False,
+    ) -> PackReport:
+        """Make the image `name` of the sandbox's layers and what was changed in it, scrubbed of residue.
+
+        Raises:
+            CapabilityMissingError: the node cannot.
+        """
+        request = PackRequest(name=name, checkpoint=point_id(checkpoint), scrub=scrub, dry_run=dry_run)
+        return state_of(self._service).pack(self.sandbox_id, request)
+
+    def fingerprint(self) -> FingerprintReport:
+        """Compare the sandbox with the clean state recorded at its beginning."""
+        return state_of(self._service).fingerprint(self.sandbox_id)
+
+    def migrate(self, node: str) -> MigrationReport:
+        """Move the sandbox to another node, given by id or URL; on failure it goes on where it is.
+
+        What is asked here afterwards raises `SandboxMovedError`, which names the URL to connect to.
+
+        Raises:
+            CapabilityMissingError: the node cannot.
+        """
+        return state_of(self._service).migrate(self.sandbox_id, MigrationRequest(node=node))
+
+    # -- end ----------------------------------------------------------------------------------------------------
 
     def stop(self) -> SandboxInfo:
         """Destroy it; its record stays until it is removed."""
