@@ -18,6 +18,8 @@ _COMMANDS = {
     "config": Lazy("dsec.cli.config:config", "Show the settings and where each value came from."),
     "image": Lazy("dsec.cli.image:image", "Import, build, list and remove images."),
     "sandbox": Lazy("dsec.cli.sandbox:sandbox", "Create and operate sandboxes."),
+    "snapshot": Lazy("dsec.cli.snapshot:snapshot", "List, restore and remove durable snapshots."),
+    "job": Lazy("dsec.cli.job:job", "Pause and resume all sandboxes of a job."),
     "pool": Lazy("dsec.cli.pool:pool", "Keep sandboxes ready for creations that match."),
     "diagnose": Lazy("dsec.cli.diagnose:diagnose", "Say why something is slow, and what would help."),
     "task": Lazy("dsec.cli.task:task", "Check task folders and import data sets as tasks."),
