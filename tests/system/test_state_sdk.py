@@ -32,7 +32,6 @@ def test_a_step_is_saved_branched_eight_times_and_returned_to(state_dir: Path, m
         with pytest.raises(SnapshotNotFoundError):
             children[1].rollback(point)
         for child in children:
-            with child:
-                pass
+            child.close()
         assert [info.sandbox_id for info in client.list()] == [box.sandbox_id]
     assert not [line for line in Leaks.read(state_dir).described() if box.sandbox_id in line]
