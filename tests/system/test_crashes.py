@@ -93,7 +93,7 @@ class History:
                 except NodeDiedError:
                     return
                 self.steps += 1
-                if sandbox.world.state is None:
+                if sandbox.gone() and not sandbox.children:
                     self.sandboxes[index] = self.new_sandbox()
 
     # -- what the next node shows -----------------------------------------------------------------------------------
@@ -102,12 +102,12 @@ class History:
         async with self.node.service() as service:
             listed = {info.sandbox_id: info for info in await service.list(EVERY)}
             for sandbox in self.sandboxes:
-                await sandbox.recognise(service, listed.pop(sandbox.name, None))
+                await sandbox.recognise_family(service, listed)
             assert not listed, f"nobody asked for {listed}"
             live = {info.sandbox_id: info for info in await service.list()}
             self.check_host({f"{name}-g{info.generation}" for name, info in live.items()})
         for index, sandbox in enumerate(self.sandboxes):
-            if sandbox.world.state is None and sandbox.trace:
+            if sandbox.gone() and not sandbox.children and sandbox.trace:
                 self.sandboxes[index] = self.new_sandbox()
 
     def check_host(self, live: set[str]) -> None:

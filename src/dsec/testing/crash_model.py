@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from dsec.base.errors import DsecError, NodeUnavailableError, UnknownOutcomeError
 from dsec.model.process import CommandRequest, ProcessState
 from dsec.model.sandbox import Lifetime, Resources, SandboxInfo, SandboxSpec, SandboxState
-from dsec.model.state import CheckpointRequest
+from dsec.model.state import CheckpointRequest, ForkRequest
 from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
 
 HOME = "/home/user"
 _MOST_POINTS = 4
+_CHILDREN = 2
 ORPHAN_MARK = "31536000.5"
 """Seconds that only foreground commands sleep which are never answered: none may outlive its request's node."""
 
@@ -37,9 +38,11 @@ class World:
     maximum_s: float | None = 3600.0
     saved: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict, repr=False)
     """Files of each checkpoint, by its name."""
+    clean: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Files of the clean state: none, or for a child those of the moment of its fork."""
 
     def rolled_back(self, point: str | None = None) -> World:
-        files = {} if point is None else self.saved[point]
+        files = self.clean if point is None else self.saved[point]
         return replace(self, state=SandboxState.READY, generation=self.generation + 1, files=files)
 
     def with_point(self, name: str) -> World:
@@ -47,6 +50,11 @@ class World:
 
     def without_point(self, name: str) -> World:
         return replace(self, saved={key: files for key, files in self.saved.items() if key != name})
+
+    def child(self, point: str | None) -> World:
+        """Return what a child is that begins here, or at a checkpoint."""
+        files = self.files if point is None else self.saved[point]
+        return World(state=SandboxState.READY, files=files, clean=files, maximum_s=self.maximum_s)
 
     def with_file(self, name: str, content: bytes) -> World:
         return replace(self, state=SandboxState.READY, files={**self.files, name: content})
@@ -81,9 +89,12 @@ class Sandbox:
         self.name = name
         self.worlds = [World()]
         self.jobs: dict[str, Job] = {}
+        self.children: list[Sandbox] = []
         self.points = 0
+        self._forks = 0
+        self._fork_unsure = False
         self.trace: list[str] = []
-        self._chance = chance
+        self._chance, self._image = chance, image
         self._spec = SandboxSpec(
             image=image,
             workdir=HOME,
@@ -104,7 +115,9 @@ class Sandbox:
 
     async def step(self, service: SandboxService) -> None:
         """Do one random operation that must succeed in this world. Raises `NodeDiedError` when it was cut off."""
-        if self.world.state is None:
+        if self.children and (self.gone() or self._chance.random() < 0.5):
+            await self._step_of_child(service)
+        elif self.world.state is None:
             await self._create(service)
         elif self.world.state is SandboxState.STOPPED:
             await self._remove(service)
@@ -218,6 +231,41 @@ class Sandbox:
             call = service.rollback(self.name, snapshot=point)
             await self._attempt(f"rollback to {point}", call, self.world.rolled_back(point))
 
+    async def _fork(self, service: SandboxService) -> None:
+        """Make children of the present state or of a checkpoint, unless the last ones are still there."""
+        if self.children or self.world.state is not SandboxState.READY:
+            return
+        self._forks += 1
+        names = [f"{self.name}f{self._forks}c{number}" for number in range(1, _CHILDREN + 1)]
+        point = self._chance.choice([None, *sorted(self.world.saved)])
+        self.children = [Sandbox(name, random.Random(self._chance.random()), self._image) for name in names]
+        born = self.world.child(point)
+        for child in self.children:
+            child.worlds = [World(), born]
+            child.trace.append(f"forked from {self.name} at {point or 'its present state'}")
+        self._fork_unsure = True
+        request = ForkRequest(count=_CHILDREN, sandbox_ids=tuple(names), checkpoint=point)
+        await self._attempt(f"fork {names} at {point}", state_of(service).fork(self.name, request), self.world)
+        self._fork_unsure = False
+        for child in self.children:
+            child.worlds = [born]
+
+    async def _step_of_child(self, service: SandboxService) -> None:
+        """Let a child do something, or go: more often the latter, so that there are soon others."""
+        child = self._chance.choice(self.children)
+        if self._chance.random() < 0.3:
+            await child._remove(service)
+        else:
+            await child.step(service)
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        self.children = [child for child in self.children if not (child.gone() and not child.children)]
+
+    def gone(self) -> bool:
+        """Return whether it is sure that there is no such sandbox."""
+        return all(world.state is None for world in self.worlds)
+
     async def _pause(self, service: SandboxService) -> None:
         await self._attempt("pause", service.pause(self.name), replace(self.world, state=SandboxState.PAUSED))
 
@@ -263,6 +311,17 @@ class Sandbox:
         assert candidates, f"files of none of the possible worlds: {_sizes(found)}\n{self.described()}"
         self.worlds = [replace(candidates[-1], state=SandboxState.READY)]
 
+    async def recognise_family(self, service: SandboxService, listed: dict[str, SandboxInfo]) -> None:
+        """Recognise a sandbox and all that descend from it, and take them from what the node lists."""
+        await self.recognise(service, listed.pop(self.name, None))
+        if self._fork_unsure:
+            there = [child.name for child in self.children if child.name in listed]
+            assert len(there) in (0, len(self.children)), f"half a fork: {there}\n{self.described()}"
+            self._fork_unsure = False
+        for child in self.children:
+            await child.recognise_family(service, listed)
+        self._forget_gone()
+
     async def _files(self, service: SandboxService) -> dict[str, bytes]:
         found = {}
         for entry in await service.list_files(self.name, HOME):
@@ -305,6 +364,7 @@ _OPERATIONS: list[tuple[Operation, float]] = [
     (Sandbox._rollback, 3),
     (Sandbox._checkpoint, 4),
     (Sandbox._rollback_to_checkpoint, 3),
+    (Sandbox._fork, 2),
     (Sandbox._pause, 3),
     (Sandbox._resume, 1),
     (Sandbox._extend, 1),
