@@ -128,6 +128,54 @@ def test_what_the_host_does_not_account_is_none(tmp_path: Path) -> None:
     assert (usage.pressure, cgroups.oom_kills("g"), cgroups.process_limit_hits("g")) == ({}, 0, 0)
 
 
+def test_unified_memory_is_reclaimed_with_room_in_swap_that_is_taken_back(unified: Cgroups) -> None:
+    group = unified.path("g")
+    (group / "memory.current").write_text("4096\n")
+    (group / "memory.swap.current").write_text("100\n")
+    (group / "memory.reclaim").touch()
+    (group / "memory.swap.max").write_text("0\n")
+    unified.release_memory("g")
+    assert (group / "memory.reclaim").read_text() == "4096"
+    # A plain file keeps the end of the longer number, 4196, that stood there meanwhile.
+    assert (group / "memory.swap.max").read_text() == "0\n96"
+    assert unified.swapped_bytes("g") == 100
+
+
+@pytest.mark.parametrize("limit", ["max\n", "8192\n"])
+def test_unified_swap_limit_that_is_wide_enough_is_left_alone(unified: Cgroups, limit: str) -> None:
+    group = unified.path("g")
+    (group / "memory.current").write_text("4096\n")
+    (group / "memory.reclaim").touch()
+    (group / "memory.swap.max").write_text(limit)
+    unified.release_memory("g")
+    assert (group / "memory.swap.max").read_text() == limit
+
+
+def test_hybrid_memory_is_forced_out(hybrid: Cgroups, tmp_path: Path) -> None:
+    group = tmp_path / "memory/dsec/n/g"
+    (group / "memory.usage_in_bytes").write_text("4096\n")
+    (group / "memory.stat").write_text("cache 0\nswap 12288\n")
+    (group / "memory.force_empty").touch()
+    assert hybrid.release_memory("g") == 0
+    assert (group / "memory.force_empty").read_text() == "0"
+    assert hybrid.swapped_bytes("g") == 12288
+
+
+def test_memory_that_is_not_accounted_is_not_given_back(tmp_path: Path) -> None:
+    (tmp_path / "dsec/n/g").mkdir(parents=True)
+    for mounts in (CgroupMounts(CgroupMode.UNIFIED, tmp_path, {}), CgroupMounts(CgroupMode.HYBRID, tmp_path, {})):
+        cgroups = Cgroups(mounts, "dsec/n")
+        assert (cgroups.release_memory("g"), cgroups.swapped_bytes("g")) == (0, 0)
+
+
+def test_processes_of_a_group_and_its_children_are_read_up_to_a_bound(unified: Cgroups) -> None:
+    (unified.path("g") / "cgroup.procs").write_text("1\n2\n")
+    (unified.path("g") / "a").mkdir()
+    (unified.path("g") / "a/cgroup.procs").write_text("3\n4\n")
+    assert unified.process_ids("g", 100) == (1, 2, 3, 4)
+    assert unified.process_ids("g", 3) == (1, 2, 3)
+
+
 def test_unified_open_hands_down_what_is_available_at_every_level(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "dsec", tmp_path / "dsec/n"):
         directory.mkdir(exist_ok=True)

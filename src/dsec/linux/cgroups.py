@@ -261,23 +261,28 @@ class Cgroups:
         cpu = _keyed(v2 / "cpu.stat").get("usage_usec")
         readings = {name: _pressure(v2 / f"{name}.pressure") for name in ("cpu", "memory", "io")}
         if self.mode is CgroupMode.UNIFIED:
-            memory, peak, pids = v2 / "memory.current", v2 / "memory.peak", v2 / "pids.current"
+            memory, peak = v2 / "memory.current", v2 / "memory.peak"
             events = v2 / "memory.events"
         else:
             v1 = {name: root / group for name, root in self._v1.items()}
             none = Path("/nonexistent")
             memory = v1.get("memory", none) / "memory.usage_in_bytes"
             peak = v1.get("memory", none) / "memory.max_usage_in_bytes"
-            pids = v1.get("pids", none) / "pids.current"
             events = v1.get("memory", none) / "memory.oom_control"
         return CgroupUsage(
             cpu_s=None if cpu is None else cpu / 1e6,
             memory_bytes=_number(memory),
             memory_peak_bytes=_number(peak),
-            pids=_number(pids),
+            pids=self.processes(group),
             oom_kills=_keyed(events).get("oom_kill"),
             pressure={name: value for name, value in readings.items() if value is not None},
         )
+
+    def processes(self, group: str) -> int | None:
+        """How many processes and threads are in a group; None where nobody counts."""
+        if self.mode is CgroupMode.UNIFIED:
+            return _number(self._unified / group / "pids.current")
+        return _number(self._v1.get("pids", Path("/nonexistent")) / group / "pids.current")
 
     def oom_kills(self, group: str) -> int:
         """How many processes of the group the kernel killed for memory; 0 where it does not count."""
@@ -314,6 +319,59 @@ class Cgroups:
             return EventsWatch(self._events(group, child))
         except FileNotFoundError:
             return None
+
+    # -- giving memory back ---------------------------------------------------------------------------------------
+
+    def release_memory(self, group: str) -> int:
+        """Write the memory of a frozen group to swap and drop what files have cached; return the bytes given back.
+
+        Blocks while the pages are written: seconds for a GiB. Gives back what there is room for in swap, and little
+        more than caches where there is none; 0 where memory is not accounted. Version 1 counts memory and swap under
+        one limit, which swapping leaves as full as it was. Version 2 counts swap apart, so its limit is raised for the
+        time of the call; a group may keep more swap than a limit that is lowered afterwards (cgroup-v2.rst).
+        """
+        before = self._charged(group)
+        if before is None:
+            return 0
+        if self.mode is CgroupMode.UNIFIED:
+            self._reclaim_v2(self._unified / group, before)
+        else:
+            _write(self._v1["memory"] / group / "memory.force_empty", 0)
+        return max(0, before - (self._charged(group) or 0))
+
+    @staticmethod
+    def _reclaim_v2(group: Path, size_bytes: int) -> None:
+        limit = _number(group / "memory.swap.max")  # None: "max", or swap is not accounted.
+        needed = (_number(group / "memory.swap.current") or 0) + size_bytes
+        raised = limit is not None and limit < needed
+        if raised:
+            _write(group / "memory.swap.max", needed)
+        try:
+            _write(group / "memory.reclaim", size_bytes)
+        except BlockingIOError:
+            pass  # EAGAIN: less than all was given back, as is usual.
+        finally:
+            if raised:
+                _write(group / "memory.swap.max", f"{limit}\n")
+
+    def _charged(self, group: str) -> int | None:
+        if self.mode is CgroupMode.UNIFIED:
+            return _number(self._unified / group / "memory.current")
+        return _number(self._v1["memory"] / group / "memory.usage_in_bytes") if "memory" in self._v1 else None
+
+    def swapped_bytes(self, group: str) -> int:
+        """Return how much of a group's memory is in swap; 0 where the host does not account it."""
+        if self.mode is CgroupMode.UNIFIED:
+            return _number(self._unified / group / "memory.swap.current") or 0
+        return _keyed(self._v1["memory"] / group / "memory.stat").get("swap", 0) if "memory" in self._v1 else 0
+
+    def process_ids(self, group: str, maximum: int) -> tuple[int, ...]:
+        """Return the first ids of the processes in a group and its children."""
+        found: list[int] = []
+        for child in (".", *self.children(group)):
+            text = _read(self._unified / group / child / "cgroup.procs") or ""
+            found.extend(int(line) for line in text.split()[: maximum - len(found)])
+        return tuple(found)
 
     # -- ending ---------------------------------------------------------------------------------------------------
 
