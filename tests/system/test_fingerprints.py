@@ -77,7 +77,11 @@ async def test_sockets_and_system_v_objects_are_seen(node: Node) -> None:
     await node.create(SPEC, sandbox_id=BOX)
     pid = inside(node).running().instance.init_pid  # type: ignore[attr-defined]
     make = "import ctypes;assert ctypes.CDLL(None).shmget(4711,4096,0o1600)>=0"
-    listen = "import socket;s=socket.socket(socket.AF_UNIX);s.bind('\\0left');s.listen();print(flush=True);input()"
+    listen = (
+        "import socket;s=socket.socket(socket.AF_UNIX);s.bind('\\0left');s.listen();"
+        "t=socket.create_server(('127.0.0.1',8080));u=socket.socket(type=socket.SOCK_DGRAM);u.bind(('127.0.0.1',53));"
+        "print(flush=True);input()"
+    )
     await anyio.run_process([*_ENTER, str(pid), "-i", "/usr/bin/python3", "-c", make])
     async with await anyio.open_process([*_ENTER, str(pid), "-n", "/usr/bin/python3", "-c", listen]) as child:
         assert child.stdout is not None
@@ -85,7 +89,8 @@ async def test_sockets_and_system_v_objects_are_seen(node: Node) -> None:
         said = (await node.state.fingerprint(BOX)).differences
         child.kill()
     assert "System V objects that a fresh one has not: shared memory key 4711 mode 600" in said
-    assert "interfaces and sockets that a fresh one has not: unix socket @left" in said
+    sockets = "tcp socket 0100007F:1F90, udp socket 0100007F:0035, unix socket @left"
+    assert f"interfaces and sockets that a fresh one has not: {sockets}" in said
     await node.rollback(BOX)
     assert (await node.state.fingerprint(BOX)).is_clean
 

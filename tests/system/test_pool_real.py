@@ -158,7 +158,7 @@ async def test_what_is_left_after_a_rollback_is_found_and_never_given(
     assert (now.failed_checks, now.recycles, now.creations) == (1, 0, 2)
     assert carrier not in node._core.vacant
     (told,) = [event.text for event in await node.pools.events() if event.kind is EventKind.NOT_CLEAN]
-    assert ("left" in told) if what == "file" else ("groups of commands are left: left" in told)
+    assert ("left" in told) if what == "file" else ("groups of commands that a fresh one has not: left" in told)
 
 
 async def test_best_effort_and_latency_sensitive_sandboxes_have_pools_of_their_own(node: Node) -> None:

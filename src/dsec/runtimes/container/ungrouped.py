@@ -163,6 +163,9 @@ class Ungrouped:
     def usage(self, group: str) -> CgroupUsage:
         return CgroupUsage()
 
+    def processes(self, group: str) -> int | None:
+        return None
+
     def oom_kills(self, group: str) -> int:
         return 0
 
