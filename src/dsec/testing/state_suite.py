@@ -1,0 +1,203 @@
+"""The conformance suite of `StateService`: what holds of saved state for every node, and for every way to it.
+
+Use it by inheriting in a test module and overriding the `service` fixture, as with `dsec.testing.service_suite`. Only
+operations that every node with checkpoints has are here; what a node lacks has to be said (`CapabilityMissingError`).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dsec.base.errors import (
+    AlreadyExistsError,
+    CapabilityMissingError,
+    InvalidRequestError,
+    LimitExceededError,
+    SandboxNotFoundError,
+    SnapshotNotFoundError,
+)
+from dsec.model.process import CommandRequest
+from dsec.model.sandbox import SandboxSpec, SandboxState
+from dsec.model.state import CheckpointRequest, ForkRequest
+from dsec.sdk.state import state_of
+from dsec.service.port import SandboxService
+from dsec.service.state import StateService
+
+_FILE = "/tmp/step"
+
+
+class StateSuite:
+    """Tests that every `StateService` passes.
+
+    Attributes:
+        image: what sandboxes are made from.
+    """
+
+    pytestmark = pytest.mark.anyio
+    image = "python"
+
+    @pytest.fixture
+    async def service(self) -> SandboxService:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def state(self, service: SandboxService) -> StateService:
+        return state_of(service)
+
+    @pytest.fixture
+    async def box(self, service: SandboxService) -> str:
+        spec = SandboxSpec(image=self.image, seed=7, env={"A": "parent", "B": "parent"}, metadata={"task": "fix-42"})
+        return (await service.create(spec)).sandbox_id
+
+    async def _write(self, service: SandboxService, box: str, content: bytes) -> None:
+        await service.write_file(box, _FILE, content)
+
+    async def _read(self, service: SandboxService, box: str) -> bytes:
+        return b"".join([piece async for piece in service.read_file(box, _FILE)])
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    async def test_a_rollback_leads_to_what_was_saved_by_id_and_by_name(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await self._write(service, box, b"one")
+        point = await state.checkpoint(box, CheckpointRequest(name="snap-001"))
+        for generation, name in enumerate((point.checkpoint_id, "snap-001"), 1):
+            await self._write(service, box, b"two")
+            assert (await service.rollback(box, snapshot=name)).generation == generation
+            assert await self._read(service, box) == b"one"
+
+    async def test_checkpoints_form_a_tree_from_which_one_can_be_taken(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        a = (await state.checkpoint(box)).checkpoint_id
+        b = (await state.checkpoint(box)).checkpoint_id
+        await service.rollback(box, snapshot=a)
+        c = (await state.checkpoint(box)).checkpoint_id
+        listed = await state.list_checkpoints(box)
+        assert [(each.checkpoint_id, each.parent) for each in listed] == [(a, None), (b, a), (c, a)]
+        assert [each.is_current for each in listed] == [False, False, True]
+        await state.remove_checkpoint(box, a)
+        await state.remove_checkpoint(box, a)
+        assert [each.parent for each in await state.list_checkpoints(box)] == [None, None]
+
+    async def test_a_name_is_given_once_in_a_sandbox(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await state.checkpoint(box, CheckpointRequest(name="mine"))
+        with pytest.raises(AlreadyExistsError):
+            await state.checkpoint(box, CheckpointRequest(name="mine"))
+        assert len(await state.list_checkpoints(box)) == 1
+        other = (await service.create(SandboxSpec(image=self.image))).sandbox_id
+        await state.checkpoint(other, CheckpointRequest(name="mine"))
+
+    async def test_a_checkpoint_of_another_sandbox_is_none_of_ones_own(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        point = await state.checkpoint(box)
+        other = (await service.create(SandboxSpec(image=self.image))).sandbox_id
+        with pytest.raises(SnapshotNotFoundError):
+            await service.rollback(other, snapshot=point.checkpoint_id)
+        with pytest.raises(SnapshotNotFoundError):
+            await state.fork(other, ForkRequest(checkpoint=point.checkpoint_id))
+
+    async def test_a_paused_sandbox_is_saved_as_it_stands(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await service.pause(box)
+        await state.checkpoint(box)
+        assert (await service.inspect(box)).state is SandboxState.PAUSED
+
+    async def test_what_is_not_there_is_said(self, state: StateService, box: str) -> None:
+        with pytest.raises(SandboxNotFoundError):
+            await state.checkpoint("sbx-nobody")
+        with pytest.raises(SandboxNotFoundError):
+            await state.fork("sbx-nobody")
+        with pytest.raises(SnapshotNotFoundError):
+            await state.fork(box, ForkRequest(checkpoint="nothing"))
+
+    # -- forks --------------------------------------------------------------------------------------------------
+
+    async def test_a_child_has_its_parents_files_and_writes_its_own(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await self._write(service, box, b"one")
+        first, second = [child.sandbox_id for child in await state.fork(box, ForkRequest(count=2))]
+        await self._write(service, first, b"mine")
+        assert await self._read(service, box) == b"one"
+        assert await self._read(service, second) == b"one"
+        await service.rollback(first)
+        assert await self._read(service, first) == b"one"
+
+    async def test_a_child_begins_at_the_checkpoint_that_was_named(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await self._write(service, box, b"one")
+        await state.checkpoint(box, CheckpointRequest(name="one"))
+        await self._write(service, box, b"two")
+        (child,) = await state.fork(box, ForkRequest(checkpoint="one"))
+        assert await self._read(service, child.sandbox_id) == b"one"
+        assert await self._read(service, box) == b"two"
+
+    async def test_children_have_an_identity_of_their_own(self, state: StateService, box: str) -> None:
+        request = ForkRequest(count=3, env={"B": "child"}, metadata={"branch": "x"})
+        children = await state.fork(box, request)
+        assert all(child.parent == box and child.state is SandboxState.READY for child in children)
+        assert len({child.sandbox_id for child in children}) == 3
+        assert len({child.spec.seed for child in children} | {7}) == 4
+        assert all(child.spec.env == {"A": "parent", "B": "child"} for child in children)
+        assert all(child.spec.metadata == {"task": "fix-42", "branch": "x"} for child in children)
+
+    async def test_a_child_outlives_its_parent(self, service: SandboxService, state: StateService, box: str) -> None:
+        await self._write(service, box, b"one")
+        (child,) = await state.fork(box)
+        await service.remove(box)
+        await self._write(service, child.sandbox_id, b"two")
+        await service.rollback(child.sandbox_id)
+        assert await self._read(service, child.sandbox_id) == b"one"
+
+    async def test_asking_again_with_ids_makes_no_more(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        request = ForkRequest(count=2, sandbox_ids=("sbx-one", "sbx-two"))
+        first, again = await state.fork(box, request), await state.fork(box, request)
+        assert [each.sandbox_id for each in first] == [each.sandbox_id for each in again] == ["sbx-one", "sbx-two"]
+        assert len(await service.list()) == 3
+
+    @pytest.mark.parametrize(
+        ("request_", "error"),
+        [
+            (ForkRequest(count=0), InvalidRequestError),
+            (ForkRequest(count=10**9), LimitExceededError),
+            (ForkRequest(count=2, seeds=(1,)), InvalidRequestError),
+            (ForkRequest(count=2, sandbox_ids=("sbx-one", "sbx-one")), InvalidRequestError),
+        ],
+        ids=["none", "too many", "seeds missing", "one id twice"],
+    )
+    async def test_a_fork_that_cannot_be_makes_nothing(
+        self,
+        service: SandboxService,
+        state: StateService,
+        box: str,
+        request_: ForkRequest,
+        error: type[Exception],
+    ) -> None:
+        with pytest.raises(error):
+            await state.fork(box, request_)
+        assert [info.sandbox_id for info in await service.list()] == [box]
+
+    # -- comparisons --------------------------------------------------------------------------------------------
+
+    async def test_a_fingerprint_says_in_words_what_is_not_clean(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        try:
+            clean = await state.fingerprint(box)
+        except CapabilityMissingError as error:
+            pytest.skip(error.brief)
+        assert (clean.is_clean, clean.differences) == (True, ())
+        await service.start_process(box, CommandRequest(argv=("sleep", "1000"), timeout_s=None))
+        dirty = await state.fingerprint(box)
+        assert not dirty.is_clean
+        assert dirty.differences
+        assert dirty.expected == clean.expected
