@@ -25,6 +25,8 @@ TINY: dict[str, tuple[str, ...]] = {
     "exec": ("--samples", "2"),
     "files": ("--samples", "2", "--size", "2M"),
     "rollback": ("--samples", "2", "--size", "2M"),
+    "checkpoint": ("--samples", "2", "--size", "2M"),
+    "fork": ("--samples", "2", "--count", "3"),
     "density": ("--count", "8"),
     "rollout": ("--count", "2", "--samples", "1"),
     "placement": ("--count", "64", "--samples", "1"),

@@ -86,6 +86,19 @@ BENCHMARKS = (
         sizes=True,
     ),
     Benchmark(
+        "checkpoint",
+        "dsec.bench.checkpoint:bench_checkpoint",
+        "Save a sandbox's files by the amount written, settled and just written; beside a copy of them.",
+        samples=30,
+        sizes=True,
+    ),
+    Benchmark(
+        "fork",
+        "dsec.bench.fork:bench_fork",
+        "Fork a hundred children of one sandbox; beside creating as many.",
+        counts="children",
+    ),
+    Benchmark(
         "density",
         "dsec.bench.density:bench_density",
         "Fill the host with idle sandboxes: memory of each; the last creations beside the first.",

@@ -1,0 +1,125 @@
+"""`checkpoint`: save a sandbox's files by the amount it has written, settled and just written.
+
+Settled is what has reached the volume: saving it is one snapshot. What was just written waits in memory, and whoever
+saves it waits until it is on its way; how much may wait is bounded by the node's `unwritten_bytes`. The reference is
+what one would do without: copy the files, inside the sandbox, by reading and writing them.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+from dsec.base.errors import RuntimeFailedError
+from dsec.base.units import MIB
+from dsec.bench.context import BenchContext
+from dsec.bench.distribution import distribution
+from dsec.bench.report import Report, make_report
+from dsec.bench.rollback import write
+from dsec.bench.sampling import Sample, alternate, timed
+from dsec.model.process import CommandRequest
+from dsec.model.sandbox import Resources, SandboxSpec
+from dsec.node.node import Node
+from dsec.sdk.state import state_of
+
+_SETTLED, _JUST_WRITTEN = "settled", "just written"
+_COPY = "copy the files inside the sandbox and sync"
+_SYNC = CommandRequest(argv=("sync",), timeout_s=300)
+# Not `cp` or `cat`: on btrfs they may share the extents instead of copying them.
+_COPYING = CommandRequest(
+    argv=(
+        "sh",
+        "-c",
+        """set -e; mkdir /home/user/copy
+    for file in /home/user/written/*; do dd if="$file" of="/home/user/copy/${file##*/}" bs=1048576 2>/dev/null; done
+    sync""",
+    ),
+    timeout_s=600,
+)
+_FORGET_COPY = CommandRequest(argv=("sh", "-c", "rm -r /home/user/copy; sync"), timeout_s=300)
+
+
+def sizes_up_to(largest_bytes: int) -> tuple[int, ...]:
+    """Return the amounts to write: 1 MiB and from there to the largest in steps of 16, the largest included."""
+    sizes = [min(MIB, largest_bytes)]
+    while sizes[-1] * 16 < largest_bytes:
+        sizes.append(sizes[-1] * 16)
+    return tuple(dict.fromkeys([*sizes, largest_bytes]))
+
+
+class _Subject:
+    """A sandbox that has written so much."""
+
+    def __init__(self, node: Node, sandbox_id: str, size_bytes: int) -> None:
+        self._node, self._sandbox_id, self._size_bytes = node, sandbox_id, size_bytes
+
+    async def run(self, request: CommandRequest) -> None:
+        result = await self._node.run(self._sandbox_id, request)
+        if result.status.exit_code != 0:
+            raise RuntimeFailedError("the guest could not prepare", detail=result.stderr.decode(errors="replace"))
+
+    async def settled(self) -> float:
+        """Save what has reached the volume."""
+        await self.run(_SYNC)
+        return await self._save()
+
+    async def just_written(self) -> float:
+        """Write all of it again, and save at once."""
+        await write(self._node, self._sandbox_id, self._size_bytes)
+        return await self._save()
+
+    async def copied(self) -> float:
+        """Copy all of it."""
+        await self.run(_SYNC)
+        with timed() as watch:
+            await self.run(_COPYING)
+        await self.run(_FORGET_COPY)
+        return watch.seconds
+
+    async def _save(self) -> float:
+        state = state_of(self._node)
+        with timed() as watch:
+            info = await state.checkpoint(self._sandbox_id)
+        await state.remove_checkpoint(self._sandbox_id, info.checkpoint_id)
+        return watch.seconds
+
+
+async def bench_checkpoint(context: BenchContext) -> Report:
+    """Measure checkpoints by the amount written, beside a copy of the same files."""
+    options, sizes = context.options, sizes_up_to(context.options.size_bytes)
+    async with AsyncExitStack() as stack:
+        node = await stack.enter_async_context(context.workplace.embedded())
+        contestants: dict[str, Sample] = {}
+        for size in sizes:
+            spec = SandboxSpec(
+                image=context.workplace.image, resources=Resources(disk_bytes=4 * options.size_bytes + 64 * MIB)
+            )
+            subject = _Subject(node, (await node.create(spec)).sandbox_id, size)
+            await subject.just_written()
+            contestants[_name(_SETTLED, size)] = subject.settled
+            contestants[_name(_JUST_WRITTEN, size)] = subject.just_written
+            contestants[_COPY] = subject.copied  # Of the largest, which is the last.
+        rounds = max(3, options.samples // 5)
+        seconds = await alternate(contestants, rounds=rounds, progress=context.progress, warm_ups=1)
+    return _report(context, seconds, sizes)
+
+
+def _name(how: str, size_bytes: int) -> str:
+    return f"{how}, {size_bytes} bytes"
+
+
+def _report(context: BenchContext, seconds: dict[str, list[float]], sizes: tuple[int, ...]) -> Report:
+    series: list[dict[str, Any]] = [
+        {"written_bytes": size, "how": how, "checkpoint_ms": distribution(seconds[_name(how, size)], scale=1e3)}
+        for size in sizes
+        for how in (_SETTLED, _JUST_WRITTEN)
+    ]
+    return make_report(
+        "checkpoint",
+        "ms",
+        "lower",
+        ours=distribution(seconds[_name(_SETTLED, sizes[-1])], scale=1e3),
+        references={_COPY: distribution(seconds[_COPY], scale=1e3)},
+        series=series,
+        host=context.host,
+    )
