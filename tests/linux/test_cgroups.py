@@ -165,7 +165,7 @@ def test_memory_that_is_not_accounted_is_not_given_back(tmp_path: Path) -> None:
     (tmp_path / "dsec/n/g").mkdir(parents=True)
     for mounts in (CgroupMounts(CgroupMode.UNIFIED, tmp_path, {}), CgroupMounts(CgroupMode.HYBRID, tmp_path, {})):
         cgroups = Cgroups(mounts, "dsec/n")
-        assert (cgroups.release_memory("g"), cgroups.swapped_bytes("g")) == (0, 0)
+        assert (cgroups.release_memory("g"), cgroups.swapped_bytes("g")) == (0, None)
 
 
 def test_processes_of_a_group_and_its_children_are_read_up_to_a_bound(unified: Cgroups) -> None:

@@ -166,7 +166,7 @@ def test_frozen_memory_goes_to_swap_and_comes_back_whole_three_times(tmp_path: P
             assert before is not None
             assert before > 64 * MIB
             assert cgroups.release_memory("g") >= 0.9 * before
-            assert cgroups.swapped_bytes("g") > 56 * MIB
+            assert (cgroups.swapped_bytes("g") or 0) > 56 * MIB
             pids = cgroups.process_ids("g", 16)
             assert pids == (process.pid,)
             assert will_need(pids[0], time.monotonic()) == 0

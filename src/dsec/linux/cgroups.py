@@ -359,11 +359,11 @@ class Cgroups:
             return _number(self._unified / group / "memory.current")
         return _number(self._v1["memory"] / group / "memory.usage_in_bytes") if "memory" in self._v1 else None
 
-    def swapped_bytes(self, group: str) -> int:
-        """Return how much of a group's memory is in swap; 0 where the host does not account it."""
+    def swapped_bytes(self, group: str) -> int | None:
+        """Return how much of a group's memory is in swap; None where the host does not account it."""
         if self.mode is CgroupMode.UNIFIED:
-            return _number(self._unified / group / "memory.swap.current") or 0
-        return _keyed(self._v1["memory"] / group / "memory.stat").get("swap", 0) if "memory" in self._v1 else 0
+            return _number(self._unified / group / "memory.swap.current")
+        return _keyed(self._v1["memory"] / group / "memory.stat").get("swap") if "memory" in self._v1 else None
 
     def process_ids(self, group: str, maximum: int) -> tuple[int, ...]:
         """Return the first ids of the processes in a group and its children."""

@@ -19,6 +19,7 @@ from dsec.base.errors import (
     CapabilityMissingError,
     CommandNotFoundError,
     InvalidRequestError,
+    InvalidStateError,
     NotADirectoryInSandboxError,
     SandboxExitedError,
     SandboxProcessLimitError,
@@ -129,6 +130,16 @@ class MemoryInstance:
     async def resume(self) -> None:
         self.check_alive()
         self._running.set()
+
+    async def release_memory(self) -> int:
+        """Nothing here has memory of its own to give."""
+        self.check_alive()
+        if not self.paused:
+            raise InvalidStateError(f"{self.instance_id} is not paused")
+        return 0
+
+    async def prefetch(self, timeout_s: float) -> None:
+        self.check_alive()
 
     async def statistics(self) -> SandboxStats:
         self.check_alive()

@@ -291,6 +291,22 @@ class Instance(Protocol):
     async def resume(self) -> None:
         """Thaw. Idempotent."""
 
+    async def release_memory(self) -> int:
+        """Give the memory of a paused instance back, to swap where there is some; return the bytes given back.
+
+        Takes seconds for a GiB. What it gives back comes back as the instance touches it, so it may be called again.
+
+        Raises:
+            InvalidStateError: it is not paused.
+            CapabilityMissingError: its memory is not accounted, or this kernel gives none back on request.
+        """
+
+    async def prefetch(self, timeout_s: float) -> None:
+        """Start reading the memory of a paused instance back, so that it waits less once it is resumed.
+
+        Only advice: it ends after `timeout_s` with less, and does nothing where the kernel takes none.
+        """
+
     async def statistics(self) -> SandboxStats:
         """Read usage (the writable layer's is the node's to add)."""
 

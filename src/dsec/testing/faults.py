@@ -26,7 +26,7 @@ _STEPS = frozenset(
         "create", "branch", "checkpoint", "settle",
         "put_sandbox", "delete_sandbox", "put_process", "delete_processes",
         "exchange", "put_pool", "delete_pool", "set_host_name", "fingerprint", "limit",
-        "kill",
+        "kill", "release_memory", "prefetch",
     }
 )  # fmt: skip
 _READS = frozenset(

@@ -23,8 +23,10 @@ import pytest
 
 from dsec.base.errors import (
     AlreadyExistsError,
+    CapabilityMissingError,
     CommandNotFoundError,
     InvalidRequestError,
+    InvalidStateError,
     PathNotFoundError,
     PermissionDeniedError,
     SandboxExitedError,
@@ -621,6 +623,28 @@ class RuntimeSuite:
             await instance.terminate()
         await process.close()
 
+    async def test_paused_instance_gives_memory_back_and_goes_on_as_it_was(
+        self, runtime: Runtime, instance: Instance, commands: Commands
+    ) -> None:
+        if not (can(runtime, Capability.PAUSE) and can(runtime, Capability.MEMORY_LIMIT)):
+            with pytest.raises(CapabilityMissingError):
+                await instance.release_memory()
+            return
+        process = await instance.spawn(commands.run("cat", stdin=True))
+        with pytest.raises(InvalidStateError):
+            await instance.release_memory()
+        for content in (b"x", b"y", b"z"):
+            await instance.pause()
+            with anyio.fail_after(PATIENCE_S):
+                assert await instance.release_memory() >= 0
+                await instance.prefetch(0.0)
+                await instance.prefetch(1.0)
+            await instance.resume()
+            await process.write(content)
+            await read_until(process, content)
+        await process.close_stdin()
+        await collect(process)
+
     async def test_statistics_count_processes(self, instance: Instance, commands: Commands) -> None:
         process = await instance.spawn(commands.sh("echo ready; cat", stdin=True))
         await read_until(process, b"ready\n")
@@ -640,7 +664,9 @@ class RuntimeSuite:
         await instance.terminate()
         with pytest.raises(SandboxExitedError):
             await instance.spawn(commands.run("true"))
-        for call in (instance.pause, instance.resume, instance.statistics, instance.kill_processes):
+        for call in (
+            instance.pause, instance.resume, instance.release_memory, instance.statistics, instance.kill_processes
+        ):  # fmt: skip
             with pytest.raises(SandboxExitedError):
                 await call()
         await process.close()

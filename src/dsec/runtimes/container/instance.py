@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 import anyio.to_thread
 
-from dsec.base.errors import CapabilityMissingError, SandboxExitedError
+from dsec.base.errors import CapabilityMissingError, InvalidStateError, SandboxExitedError
 from dsec.linux.cgroups import CgroupLimits
 from dsec.linux.uts import set_host_name
 from dsec.model.process import Stream, TerminalSize
@@ -37,6 +37,7 @@ from dsec.runtimes.container.group import CommandGroup
 from dsec.runtimes.container.groups import Groups
 from dsec.runtimes.container.output import Drain, OutputReader
 from dsec.runtimes.container.paths import InstancePaths
+from dsec.runtimes.container.prefetch import read_back
 from dsec.runtimes.container.process import ContainerProcess
 from dsec.runtimes.container.record import InstanceRecord
 from dsec.runtimes.container.root import RootHandle
@@ -48,6 +49,7 @@ from dsec.runtimes.container.waiting import wait_empty, wait_frozen
 from dsec.runtimes.port import Fingerprint, Process, SpawnRequest
 
 _ROOT = ResolvedUser(uid=0, gid=0, home="/root")
+_NOT_GIVEN_BACK = "the memory of a sandbox cannot be given back"
 _SWEPT_GROUPS = 4
 """Looked at in each start of a command: more than one command can leave behind."""
 
@@ -340,6 +342,24 @@ class ContainerInstance:
         self._require_alive()
         self._cgroups.freeze(self.instance_id, frozen=False)
 
+    async def release_memory(self) -> int:
+        self._require_alive()
+        if "memory" not in self._cgroups.controllers():
+            raise CapabilityMissingError(_NOT_GIVEN_BACK, detail="its memory is not accounted")
+        if not self._cgroups.is_frozen(self.instance_id):
+            raise InvalidStateError(f"{self.instance_id} is not paused")
+        try:
+            return await anyio.to_thread.run_sync(self._cgroups.release_memory, self.instance_id)
+        except OSError as error:
+            self._require_alive()
+            raise CapabilityMissingError(
+                _NOT_GIVEN_BACK, detail=str(error), resolution="cgroup v2 needs Linux 5.19 for it"
+            ) from error
+
+    async def prefetch(self, timeout_s: float) -> None:
+        self._require_alive()
+        await anyio.to_thread.run_sync(read_back, self._cgroups, self.instance_id, timeout_s)
+
     async def statistics(self) -> SandboxStats:
         self._require_alive()
         usage = self._cgroups.usage(self.instance_id)
@@ -352,6 +372,7 @@ class ContainerInstance:
             memory_pressure=usage.pressure.get("memory"),
             io_pressure=usage.pressure.get("io"),
             oom_kills=usage.oom_kills,
+            swap_bytes=self._cgroups.swapped_bytes(self.instance_id),
         )
 
     async def fingerprint(self) -> Fingerprint:

@@ -183,6 +183,15 @@ class Ungrouped:
     def is_frozen(self, group: str) -> bool:
         return False
 
+    def release_memory(self, group: str) -> int:
+        return 0
+
+    def swapped_bytes(self, group: str) -> int | None:
+        return None
+
+    def process_ids(self, group: str, maximum: int) -> tuple[int, ...]:
+        return ()
+
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def kill(self, group: str, child: str | None = None) -> None:
