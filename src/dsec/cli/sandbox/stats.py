@@ -15,7 +15,7 @@ from dsec.cli.parameters import all_ids, duration, ids_parameters, json_option
 from dsec.model.sandbox import SandboxFilter, SandboxState, SandboxStats, WritableUsage
 from dsec.service.port import SandboxService
 
-_COLUMNS = ("id", "cpu s", "memory", "peak", "written", "processes", "pressure cpu/mem/io", "oom kills")
+_COLUMNS = ("id", "cpu s", "memory", "swap", "peak", "written", "processes", "pressure cpu/mem/io", "oom kills")
 _Reading = tuple[str, SandboxStats]
 
 
@@ -84,6 +84,7 @@ def _row(sandbox_id: str, reading: SandboxStats) -> tuple[str, ...]:
         sandbox_id,
         "-" if reading.cpu_s is None else f"{reading.cpu_s:.2f}",
         size_or_dash(reading.memory_bytes),
+        size_or_dash(reading.swap_bytes),
         size_or_dash(reading.memory_peak_bytes),
         _written(reading.writable),
         or_dash(reading.processes),
