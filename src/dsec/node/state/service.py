@@ -26,8 +26,7 @@ from dsec.model.state import (
 from dsec.node.core import Core
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox
-from dsec.node.state import fingerprints
-from dsec.node.state import checkpoints, forks, hooks
+from dsec.node.state import checkpoints, fingerprints, forks, hooks
 
 
 class State:
