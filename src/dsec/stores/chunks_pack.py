@@ -27,6 +27,7 @@ MAXIMUM_ENTRIES = 65_536
 _MAGIC = b"DSECPK01"
 _RECORD = struct.Struct("<32sIIB")
 _TRAILER = struct.Struct("<8sI32s")
+_BRING_BACK = "bring the pack back from a copy of the store; what names its chunks cannot be read without it"
 _SAMPLE_BYTES = 4096
 _WORTH = 0.9
 TRAILER_BYTES = _TRAILER.size
@@ -109,7 +110,7 @@ def index_bytes(trailer: bytes, pack: str, size_bytes: int) -> int:
         length = int(count) * RECORD_BYTES + TRAILER_BYTES
         if magic == _MAGIC and 0 < count <= MAXIMUM_ENTRIES and length <= size_bytes:
             return length
-    raise StateCorruptedError(f"pack {pack} has no trailer of this format", resolution="run `dsec store check`")
+    raise StateCorruptedError(f"pack {pack} has no trailer of this format", resolution=_BRING_BACK)
 
 
 def read_index(tail: bytes, pack: str, size_bytes: int) -> list[PackEntry]:
@@ -127,7 +128,7 @@ def read_index(tail: bytes, pack: str, size_bytes: int) -> list[PackEntry]:
     index = tail[-length:-TRAILER_BYTES]
     _, count, expected = _TRAILER.unpack(tail[-TRAILER_BYTES:])
     if len(index) != count * RECORD_BYTES or _sum(index) != expected:
-        raise StateCorruptedError(f"the index of pack {pack} does not verify", resolution="run `dsec store check`")
+        raise StateCorruptedError(f"the index of pack {pack} does not verify", resolution=_BRING_BACK)
     entries, start = [], 0
     for chunk, stored_bytes, content_bytes, encoding in _RECORD.iter_unpack(index):
         if encoding not in (RAW, ZSTD) or max(stored_bytes, content_bytes) > MAXIMUM_CHUNK_BYTES:
@@ -148,5 +149,5 @@ def _damaged(entry: PackEntry, pack: str, reason: str) -> StateCorruptedError:
     return StateCorruptedError(
         f"chunk {entry.chunk.hex()} in pack {pack} does not verify",
         detail=reason,
-        resolution="run `dsec store check`; snapshots that name the chunk cannot be restored without another copy",
+        resolution=_BRING_BACK,
     )

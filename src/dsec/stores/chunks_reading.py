@@ -184,5 +184,5 @@ def _missing(catalog: Catalog, chunk: ChunkId, detail: str = "") -> StateCorrupt
     return StateCorruptedError(
         f"chunk {chunk.hex()} is in no pack of {catalog.store.url}",
         detail=detail or (f"the indices of these packs do not verify: {damaged}" if damaged else ""),
-        resolution="run `dsec store check`",
+        resolution="bring the missing packs back from a copy of the store",
     )
