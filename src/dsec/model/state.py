@@ -303,7 +303,8 @@ class JobReport(Value, frozen=True, tag="report"):
         job, action: what was asked.
         changed: sandboxes that the action changed.
         unchanged: those that already were as asked.
-        failed: those that are not, and why.
+        ended: those that were stopped or failed meanwhile.
+        failed: those that are not as asked, and why.
         released_bytes: memory given back (pause).
         duration_s: the whole.
     """
@@ -312,6 +313,7 @@ class JobReport(Value, frozen=True, tag="report"):
     action: JobAction
     changed: tuple[str, ...]
     unchanged: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
     failed: tuple[JobFailure, ...] = ()
     released_bytes: int = 0
     duration_s: float = 0.0

@@ -13,12 +13,13 @@ from dsec.base.errors import (
     CapabilityMissingError,
     InvalidRequestError,
     LimitExceededError,
+    NotFoundError,
     SandboxNotFoundError,
     SnapshotNotFoundError,
 )
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxSpec, SandboxState
-from dsec.model.state import CheckpointRequest, ForkRequest
+from dsec.model.state import CheckpointRequest, ForkRequest, JobAction, JobProgress, JobReport
 from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
 from dsec.service.state import StateService
@@ -201,3 +202,25 @@ class StateSuite:
         assert not dirty.is_clean
         assert dirty.differences
         assert dirty.expected == clean.expected
+
+    # -- jobs ---------------------------------------------------------------------------------------------------
+
+    async def test_a_job_is_paused_and_resumed_whole(self, service: SandboxService, state: StateService) -> None:
+        spec = SandboxSpec(image=self.image, metadata={"job": "train/1"})
+        mine = tuple(sorted([(await service.create(spec)).sandbox_id for _ in range(3)]))
+        assert [info.job for info in await state.list_jobs()] == ["train/1"]
+        for action, state_after in ((JobAction.PAUSE, SandboxState.PAUSED), (JobAction.RESUME, SandboxState.READY)):
+            for changed, unchanged in ((mine, ()), ((), mine)):
+                report = await self._change_job(state, "train/1", action)
+                assert (report.changed, report.unchanged, report.failed) == (changed, unchanged, ())
+                assert {info.state for info in await service.list()} == {state_after}
+        assert (await service.run(mine[0], CommandRequest(argv=("true",)))).status.exit_code == 0
+        with pytest.raises(NotFoundError):
+            await self._change_job(state, "train/2", JobAction.PAUSE)
+
+    async def _change_job(self, state: StateService, job: str, action: JobAction) -> JobReport:
+        async with state.change_job(job, action) as events:
+            heard = [event async for event in events]
+        assert isinstance(heard[-1], JobReport)
+        assert [event.done for event in heard[:-1] if isinstance(event, JobProgress)] == [0, 1, 2, 3]
+        return heard[-1]

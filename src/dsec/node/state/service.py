@@ -27,6 +27,7 @@ from dsec.node.core import Core
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox
 from dsec.node.state import checkpoints, fingerprints, forks, hooks
+from dsec.node.state.jobs import Jobs
 
 
 class State:
@@ -42,6 +43,7 @@ class State:
         self._core = core
         self._lifetimes = lifetimes
         self._ready = ready
+        self._jobs = Jobs(core, lifetimes)
 
     async def checkpoint(self, sandbox_id: str, request: CheckpointRequest = CheckpointRequest()) -> CheckpointInfo:
         sandbox = await self._standing(sandbox_id, runs=request.hooks)
@@ -86,10 +88,11 @@ class State:
             return await fingerprints.report(self._core, sandbox)
 
     async def list_jobs(self) -> Sequence[JobInfo]:
-        raise _missing("jobs")
+        self._core.check_open()
+        return await self._jobs.infos()
 
     def change_job(self, job: str, action: JobAction) -> AbstractAsyncContextManager[AsyncIterator[JobEvent]]:
-        raise _missing("jobs")
+        return self._jobs.change(job, action)
 
     async def _standing(self, sandbox_id: str, *, runs: bool) -> Sandbox:
         """Return a sandbox whose files can be saved: a paused one stays so, unless a hook is to run in it."""
