@@ -20,6 +20,8 @@ from dsec.node.settings import NodeSettings
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.anyio]
 
 BOX = "sbx-box"
+HOST_IDS = 3 << 29
+"""Far above the default range: what has these ids is ours, and of no other node that runs on this host."""
 _ENTER = ("nsenter", "-t")
 SPEC = SandboxSpec(image="guest", resources=Resources(memory_bytes=128 << 20, disk_bytes=64 << 20, pids=64), seed=7)
 ATTACKS = {
@@ -36,7 +38,7 @@ ATTACKS = {
 
 @pytest.fixture
 async def node(state_dir: Path) -> AsyncIterator[Node]:
-    async with open_node(NodeSettings(state_dir=str(state_dir))) as opened:
+    async with open_node(NodeSettings(state_dir=str(state_dir), first_host_id=HOST_IDS)) as opened:
         yield opened
         for sandbox in await opened.list(SandboxFilter(states=tuple(SandboxState))):
             await opened.remove(sandbox.sandbox_id)
@@ -143,7 +145,7 @@ def processes_of(first: int) -> set[int]:
 
 
 async def test_the_record_outlives_a_restart_and_a_lost_one_is_said(state_dir: Path) -> None:
-    settings = NodeSettings(state_dir=str(state_dir))
+    settings = NodeSettings(state_dir=str(state_dir), first_host_id=HOST_IDS)
     async with open_node(settings) as node:
         await node.create(SPEC, sandbox_id=BOX)
         before = await node.state.fingerprint(BOX)
