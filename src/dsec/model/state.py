@@ -96,7 +96,7 @@ class SnapshotRequest(Value, frozen=True):
 
 
 class SnapshotInfo(Value, frozen=True):
-    """One durable snapshot (docs/formats/snapshots.md).
+    """One durable snapshot.
 
     Attributes:
         snapshot_id: ``snp-`` and the first half of the BLAKE3 of its manifest: what it holds is its name.
@@ -149,7 +149,7 @@ class ScrubRules(Value, frozen=True):
     """What a pack leaves out, so that residue and answers do not ride along.
 
     Attributes:
-        defaults: whether the rules of every pack apply (docs/pack.md): shell and tool histories, caches of package
+        defaults: whether the rules of every pack apply: shell and tool histories, caches of package
             managers and compilers, temporary directories, editor leftovers, credentials in well-known places.
         remove: patterns of one's own, as in a .gitignore; relative ones match at any depth.
         keep: patterns that win over both.

@@ -14,7 +14,7 @@ image has) and some twenty reads of /proc. Content is read only of paths that th
 image's own costs what it costs, and its generation is the only one in which something ran before it was handed out.
 
 A state that began from a checkpoint has the files of the checkpoint by construction; there only what is no file is
-compared. docs/fingerprints.md lists what is seen and what is not.
+compared. docs/formats/fingerprints.md lists what is seen and what is not.
 """
 
 from __future__ import annotations
