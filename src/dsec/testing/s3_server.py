@@ -86,6 +86,15 @@ def run_s3_server(directory: Path, program: str) -> Iterator[S3Server]:
     finally:
         process.kill()
         process.wait()
+        _remove_sockets(ports)
+
+
+def _remove_sockets(ports: list[int]) -> None:
+    """It makes sockets in /tmp, wherever its data is, and leaves them when it is killed."""
+    for part in ("master", "volume", "filer", "s3"):
+        for kind in ("", "-grpc"):
+            for port in ports:
+                Path(f"/tmp/seaweedfs-{part}{kind}-{port}.sock").unlink(missing_ok=True)
 
 
 def make_bucket(server: S3Server, name: str) -> None:
