@@ -158,3 +158,14 @@ async def test_the_record_outlives_a_restart_and_a_lost_one_is_said(state_dir: P
             await node.state.fingerprint(BOX)
         await node.rollback(BOX)
         await node.remove(BOX)
+
+
+async def test_a_node_forgets_what_was_clean_under_another_boot(state_dir: Path) -> None:
+    old = state_dir / "fingerprints" / "another-boot"
+    old.mkdir(parents=True)
+    (old / "shape.json").write_text("{}")
+    async with open_node(NodeSettings(state_dir=str(state_dir), first_host_id=HOST_IDS)) as node:
+        await node.create(SPEC, sandbox_id=BOX)
+        assert not old.exists()
+        assert list((state_dir / "fingerprints").rglob("*.json"))
+        await node.remove(BOX)

@@ -100,6 +100,16 @@ class Core:
             self.pools.shrink(refusal.brief)
         raise refusal_error(refusal)
 
+    @contextmanager
+    def activity(self, sandbox: Sandbox) -> Iterator[None]:
+        """Count an operation: the sandbox is not idle while it runs, and idle from its end."""
+        sandbox.active += 1
+        try:
+            yield
+        finally:
+            sandbox.active -= 1
+            sandbox.idle_since_boot_s = self.now_boot_s()
+
     def info(self, sandbox: Sandbox) -> SandboxInfo:
         return sandbox.info(
             node=self.parts.node_id, runtime=self.parts.runtime.name, now_boot_s=self.parts.clock.boot_s()

@@ -8,8 +8,8 @@ journal's.
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -105,6 +105,7 @@ class Node:
     async def _start(self) -> None:
         await self._core.parts.runtime.open()
         self._core.read_capabilities()
+        self._core.clean_states.forget_other_boots()
         recovery = Recovery(self._core, self._lifetimes)
         await recovery.run()
         self._core.pools = self.pools
@@ -198,7 +199,7 @@ class Node:
         """Roll back to the clean state, or to the checkpoint with this id or name."""
         self._core.check_open()
         sandbox = self._core.registry.find(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             info = await rollback.rollback(self._core, sandbox, snapshot)
         self._lifetimes.watch(sandbox)
         return info
@@ -206,7 +207,10 @@ class Node:
     async def end_processes(self, sandbox_id: str) -> None:
         sandbox = await self._ready(sandbox_id)
         generation = sandbox.running()
-        with self._activity(sandbox), shielded(self._core.settings.end_timeout_s, f"ending what {sandbox_id} runs"):
+        with (
+            self._core.activity(sandbox),
+            shielded(self._core.settings.end_timeout_s, f"ending what {sandbox_id} runs"),
+        ):
             generation.interrupt(SandboxExitedError(f"the processes of {sandbox_id} were ended"))
             await generation.instance.kill_processes()
             await sessions.close_all(self._core, sandbox)
@@ -224,7 +228,7 @@ class Node:
     async def run(self, sandbox_id: str, request: CommandRequest) -> CommandResult:
         check_command(request, self._core.settings)
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             return await commands.run(self._core, sandbox.running(), request)
 
     def stream(self, sandbox_id: str, request: CommandRequest) -> AbstractAsyncContextManager[CommandStream]:
@@ -234,14 +238,14 @@ class Node:
     async def _stream(self, sandbox_id: str, request: CommandRequest) -> AsyncIterator[CommandStream]:
         check_command(request, self._core.settings)
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             async with commands.stream(self._core, sandbox.running(), request) as stream:
                 yield stream
 
     async def start_process(self, sandbox_id: str, request: CommandRequest) -> ProcessInfo:
         check_command(request, self._core.settings)
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             return await processes.start(self._core, sandbox, sandbox.running(), request)
 
     async def list_processes(self, sandbox_id: str) -> Sequence[ProcessInfo]:
@@ -255,35 +259,35 @@ class Node:
     @asynccontextmanager
     async def _attach(self, sandbox_id: str, process_id: str) -> AsyncIterator[CommandStream]:
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             async with processes.attach(sandbox, process_id) as stream:
                 yield stream
 
     async def wait_process(self, sandbox_id: str, process_id: str, *, timeout_s: float | None = None) -> CommandResult:
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             return await processes.wait(self._core, sandbox, process_id, timeout_s)
 
     async def signal_process(self, sandbox_id: str, process_id: str, number: int) -> None:
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             await processes.find(sandbox, process_id).signal(number)
 
     async def open_session(self, sandbox_id: str, request: SessionRequest) -> SessionInfo:
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             return await sessions.open_session(self._core, sandbox, sandbox.running(), request)
 
     async def run_in_session(self, sandbox_id: str, session_id: str, command: SessionCommand) -> CommandResult:
         sessions.check_session_command(self._core, command)
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             return await sessions.find_session(sandbox, session_id).run(command)
 
     async def close_session(self, sandbox_id: str, session_id: str) -> None:
         """Close a session and kill what it runs."""
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             session = sessions.find_session(sandbox, session_id)
             del sandbox.sessions[session_id]
             await session.close()
@@ -397,20 +401,10 @@ class Node:
                 # Nobody holds the transition, so that nobody will end it: it was left by an error.
                 raise sandbox.unusable()
 
-    @contextmanager
-    def _activity(self, sandbox: Sandbox) -> Iterator[None]:
-        """Count an operation: the sandbox is not idle while it runs, and idle from its end."""
-        sandbox.active += 1
-        try:
-            yield
-        finally:
-            sandbox.active -= 1
-            sandbox.idle_since_boot_s = self._core.now_boot_s()
-
     @asynccontextmanager
     async def _files(self, sandbox_id: str, user: str | None) -> AsyncIterator[FileAccess]:
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             generation: Generation = sandbox.running()
             try:
                 yield FileAccess(self._core, generation, user)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from dsec.base.errors import CapabilityMissingError
 from dsec.model.sandbox import SandboxInfo, SandboxState
@@ -47,7 +47,7 @@ class State:
 
     async def checkpoint(self, sandbox_id: str, request: CheckpointRequest = CheckpointRequest()) -> CheckpointInfo:
         sandbox = await self._standing(sandbox_id, runs=request.hooks)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             return await checkpoints.checkpoint(self._core, sandbox, request)
 
     async def list_checkpoints(self, sandbox_id: str) -> Sequence[CheckpointInfo]:
@@ -61,7 +61,7 @@ class State:
         if request.spread:
             raise _missing("forks over several nodes")
         sandbox = await self._standing(sandbox_id, runs=request.checkpoint is None)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             return await forks.fork(self._core, self._lifetimes, sandbox, request)
 
     async def snapshot(self, sandbox_id: str, request: SnapshotRequest = SnapshotRequest()) -> SnapshotInfo:
@@ -84,7 +84,7 @@ class State:
 
     async def fingerprint(self, sandbox_id: str) -> FingerprintReport:
         sandbox = await self._ready(sandbox_id)
-        with self._activity(sandbox):
+        with self._core.activity(sandbox):
             return await fingerprints.report(self._core, sandbox)
 
     async def list_jobs(self) -> Sequence[JobInfo]:
@@ -101,16 +101,6 @@ class State:
         if sandbox.state is SandboxState.PAUSED and not (runs and hooks.has_export(sandbox)):
             return sandbox
         return await self._ready(sandbox_id)
-
-    @contextmanager
-    def _activity(self, sandbox: Sandbox) -> Iterator[None]:
-        """Count an operation: the sandbox is not idle while it runs, and idle from its end."""
-        sandbox.active += 1
-        try:
-            yield
-        finally:
-            sandbox.active -= 1
-            sandbox.idle_since_boot_s = self._core.now_boot_s()
 
 
 def _missing(what: str) -> CapabilityMissingError:
