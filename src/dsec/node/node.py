@@ -48,6 +48,7 @@ from dsec.node.pools.pools import Pools
 from dsec.node.recovery import Recovery
 from dsec.node.sandbox import Generation, Sandbox
 from dsec.node.state.disk_full import DiskFull
+from dsec.node.state.migration_target import Migrations
 from dsec.node.state.service import State
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import check_command
@@ -71,6 +72,8 @@ class Node:
         """The pools of ready sandboxes; see `dsec.service.pools.PoolService`."""
         self.state = State(core, self._lifetimes, self._ready)
         """Checkpoints, forks, snapshots and more; see `dsec.service.state.StateService`."""
+        self.migrations = Migrations(core, self._lifetimes)
+        """What peers may ask of this node; see `dsec.service.peers.Peer`."""
         self._disk_full = DiskFull(core)
         self._closed = False
 

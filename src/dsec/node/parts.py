@@ -13,6 +13,7 @@ from dsec.images.port import ImageStore
 from dsec.node.host import HostProbe
 from dsec.node.settings import NodeSettings
 from dsec.runtimes.port import Runtime
+from dsec.service.peers import NoPeers, Peers
 from dsec.state.exports import Exports, MemoryExports
 from dsec.state.port import WritableLayers
 from dsec.stores.objects import ObjectStore
@@ -34,6 +35,7 @@ class NodeParts:
         store: where snapshots are kept. Whoever made the parts closes it.
         store_cache_dir: where what is known of the store is remembered (`open_chunks`); None: in memory only.
         exports: where the states that hooks exported are kept.
+        peers: the nodes that sandboxes may move to and come from.
         events_file: where events are kept; None: in memory only.
         fingerprints_dir: where it is kept what clean sandboxes look like; None: in memory only.
         clock, random_bytes: time and chance.
@@ -54,6 +56,7 @@ class NodeParts:
     store: ObjectStore = field(default_factory=MemoryObjectStore)
     store_cache_dir: Path | None = None
     exports: Exports = field(default_factory=MemoryExports)
+    peers: Peers = field(default_factory=NoPeers)
     clock: Clock = field(default_factory=SystemClock)
     random_bytes: RandomBytes = os.urandom
     boot_id: str = ""
