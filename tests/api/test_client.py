@@ -173,7 +173,7 @@ async def test_cancelling_a_run_cancels_it_at_the_server(standin: Standin) -> No
 
 async def test_a_client_that_vanishes_in_a_stream_cancels_it(standin: Standin) -> None:
     async with connected(standin) as service:
-        endpoint = service._endpoint
+        endpoint = service._links.home.endpoint
         headers = {"authorization": f"Bearer {TOKEN}"}
         async with httpx2.AsyncClient(base_url=endpoint.url, headers=headers) as client:
             body = msgspec.to_builtins(REQUEST)

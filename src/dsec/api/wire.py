@@ -242,7 +242,7 @@ INTERNAL_ERROR = ErrorBody(
 def error_event(error: DsecError) -> ErrorEvent:
     """Return the event that ends a stream with this error."""
     body = error_body(error)
-    return ErrorEvent(code=body.code, brief=body.brief, detail=body.detail, resolution=body.resolution)
+    return ErrorEvent(code=body.code, brief=body.brief, detail=body.detail, resolution=body.resolution, url=body.url)
 
 
 def raise_error(body: ErrorBody | ErrorEvent) -> DsecError:
@@ -250,8 +250,8 @@ def raise_error(body: ErrorBody | ErrorEvent) -> DsecError:
     error = error_from_code(body.code, body.brief, detail=body.detail, resolution=body.resolution)
     if isinstance(body, ErrorBody):
         error.retry_after_s = body.retry_after_s
-        if isinstance(error, SandboxMovedError):
-            error.url = body.url
+    if isinstance(error, SandboxMovedError):
+        error.url = body.url
     return error
 
 

@@ -18,6 +18,7 @@ NODES_OWN_LENGTH, CLIENTS_OWN_LENGTH = 10, 16
 """Symbols of a body. A node knows all its ids; clients do not know each other's, and must not meet by chance."""
 _BODY = f"[{_ALPHABET}]{{{NODES_OWN_LENGTH}}}(?:[{_ALPHABET}]{{{CLIENTS_OWN_LENGTH - NODES_OWN_LENGTH}}})?"
 _NAMES_NODE = re.compile(f"sbx-([{_ALPHABET}]{{{NODE_ID_LENGTH}}})-{_BODY}")
+_NODE_ID = re.compile(f"[{_ALPHABET}]{{{NODE_ID_LENGTH}}}")
 _SANDBOX_ID = re.compile(r"sbx-[a-z0-9]+(-[a-z0-9]+)*")
 MAX_ID_LENGTH = 63
 """Longest id: it must fit a host name label (RFC 1123)."""
@@ -39,6 +40,11 @@ def new_id(prefix: str, random_bytes: RandomBytes, *, length: int = 10) -> str:
 def new_sandbox_id(node: str, random_bytes: RandomBytes, *, length: int = NODES_OWN_LENGTH) -> str:
     """Return a fresh sandbox id that names its node."""
     return f"sbx-{node}-{random_body(length, random_bytes)}"
+
+
+def is_node_id(text: str) -> bool:
+    """Whether `text` is well-formed as the id of a node."""
+    return _NODE_ID.fullmatch(text) is not None
 
 
 def named_node(sandbox_id: str) -> str | None:

@@ -19,7 +19,7 @@ from dsec.cli.context import Options
 from dsec.cli.output import note
 from dsec.cli.settings import load
 from dsec.sdk import background
-from dsec.sdk.connect import answers, open_local
+from dsec.sdk.connect import answers, open_local, peers_from, token_beside
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
 from dsec.service.port import SandboxService
@@ -33,14 +33,17 @@ async def open_service(options: Options) -> AsyncIterator[SandboxService]:
         NodeUnavailableError: the node does not start; the detail holds the end of its log.
         InvalidRequestError: the options contradict each other.
     """
+    loaded = load(options)
     if options.url:
         endpoint = Endpoint(url=options.url, token=options.token or "")
+        token = endpoint.token
     else:
-        state_dir = options.state_dir
+        state_dir = loaded.state_dir
+        token = options.token or token_beside(state_dir)
         if not await answers(state_dir / "node.sock"):
             await start_node(options, state_dir)
         endpoint = Endpoint(url=f"unix:{state_dir / 'node.sock'}")
-    service = HttpService(endpoint)
+    service = HttpService(endpoint, peers=peers_from(loaded.settings.peers, token))
     try:
         yield service
     finally:

@@ -99,12 +99,13 @@ class ExitEvent(Value, frozen=True, tag="exit"):
 
 
 class ErrorEvent(Value, frozen=True, tag="error"):
-    """The stream ends with an error; the fields are those of `DsecError`."""
+    """The stream ends with an error; the fields are those of `DsecError`, and `url` that of `SandboxMovedError`."""
 
     code: str
     brief: str
     detail: str = ""
     resolution: str = ""
+    url: str = ""
 
 
 ProcessEvent = OutputEvent | ExitEvent | ErrorEvent

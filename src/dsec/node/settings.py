@@ -17,6 +17,7 @@ import msgspec
 
 from dsec.base.errors import InvalidRequestError
 from dsec.base.units import GIB, MIB, parse_duration, parse_size
+from dsec.model.peer import parse_peers
 from dsec.model.value import Value
 
 
@@ -26,6 +27,8 @@ class NodeSettings(Value, frozen=True):
     Attributes:
         state_dir: everything the node keeps; empty: see `default_state_dir`.
         store: URL of the object store that holds snapshots; empty: `store` in the state directory.
+        peers: the nodes that sandboxes may move to, ``ID=URL`` separated by commas; this node's own entry is skipped.
+        peer_token_file: file with the secret that nodes show each other; empty: `peer-token` in the state directory.
         runtime: OCI runtime program: its name, or its path.
         default_cpu_millis: processor time of a sandbox that asks for none, in thousandths of a core.
         default_memory_bytes: memory of a sandbox that asks for none.
@@ -62,6 +65,8 @@ class NodeSettings(Value, frozen=True):
 
     state_dir: str = ""
     store: str = ""
+    peers: str = ""
+    peer_token_file: str = ""
     runtime: str = "crun"
     default_cpu_millis: int = 1000
     default_memory_bytes: int = 2 * GIB
@@ -125,6 +130,8 @@ def _row(name: str, unit: str, reason: str) -> Setting:
 SETTINGS: tuple[Setting, ...] = (
     _row("state_dir", "path", "empty means /var/lib/dsec as root and ~/.local/share/dsec otherwise"),
     _row("store", "URL", "empty means the folder `store` in state_dir; nodes that exchange snapshots share one"),
+    _row("peers", "ID=URL, ...", "no other node is trusted; one list may serve a whole fleet"),
+    _row("peer_token_file", "path", "empty means the file `peer-token` in state_dir, the same on all nodes of a fleet"),
     _row("runtime", "name", "the fastest OCI runtime that was measured"),
     _row("default_cpu_millis", "1/1000 core", "one core: what a small agent task uses"),
     _row("default_memory_bytes", "bytes", "room for a test suite; a limit, not a reservation"),
@@ -217,6 +224,8 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parse(setting: Setting, text: str) -> str | int | float:
+    if setting.name == "peers":
+        parse_peers(text)  # What is wrong is said where the list was written, not when a sandbox is to move.
     if isinstance(setting.default, str):
         return text
     if setting.unit == _SHARE:

@@ -4,6 +4,10 @@
 2. Otherwise `node.sock` in the state directory, when a node answers there.
 3. Otherwise this process becomes the node (dsec.sdk.embedded) until the connection is closed. Of several processes
    that try at once one gets the state directory's lock; the others find its socket.
+
+A sandbox that moved is followed to the nodes that `DSEC_PEERS` (or the node's setting `peers`) names, and to no other
+(`dsec.sdk.links`). They get the token of the server; whoever came through the node's socket has none, and gives what
+`DSEC_TOKEN` says, or what the file `token` of the state directory holds: the nodes of one fleet share it.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from pathlib import Path
 import anyio
 
 from dsec.base.errors import NodeUnavailableError, StateLockedError
+from dsec.model.peer import parse_peers
 from dsec.node.settings import NodeSettings
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
@@ -34,6 +39,25 @@ def endpoint_from(url: str | None, token: str | None, environment: Mapping[str, 
     return Endpoint(url=chosen, token=environment.get("DSEC_TOKEN", "") if token is None else token)
 
 
+def peers_from(text: str, token: str) -> tuple[Endpoint, ...]:
+    """Return the servers that a list of peers names, each with this token.
+
+    Raises:
+        InvalidRequestError: the list is malformed.
+    """
+    return tuple(Endpoint(url=peer.url, token=token) for peer in parse_peers(text))
+
+
+def token_beside(state_dir: Path, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the token that the owner of a node's socket gives to the node's peers; empty: there is none."""
+    if environment.get("DSEC_TOKEN"):
+        return environment["DSEC_TOKEN"]
+    try:
+        return (state_dir / "token").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 @asynccontextmanager
 async def open_service(
     *, url: str | None = None, token: str | None = None, state_dir: str | Path | None = None
@@ -46,7 +70,7 @@ async def open_service(
     """
     endpoint = endpoint_from(url, token)
     if endpoint is not None:
-        async with _open_http(endpoint) as service:
+        async with _open_http(endpoint, peers_from(os.environ.get("DSEC_PEERS", ""), endpoint.token)) as service:
             yield service
         return
     from dsec.sdk.embedded import settings_of
@@ -67,8 +91,8 @@ async def open_local(settings: NodeSettings) -> AsyncIterator[SandboxService]:
 
 
 @asynccontextmanager
-async def _open_http(endpoint: Endpoint) -> AsyncIterator[HttpService]:
-    service = HttpService(endpoint)
+async def _open_http(endpoint: Endpoint, peers: tuple[Endpoint, ...]) -> AsyncIterator[HttpService]:
+    service = HttpService(endpoint, peers=peers)
     try:
         yield service
     finally:
@@ -84,7 +108,9 @@ async def _enter_local(stack: AsyncExitStack, settings: NodeSettings) -> Sandbox
     deadline = anyio.current_time() + START_TIMEOUT_S
     while anyio.current_time() < deadline:
         if await answers(directory / "node.sock"):
-            return await stack.enter_async_context(_open_http(Endpoint(url=f"unix:{directory / 'node.sock'}")))
+            endpoint = Endpoint(url=f"unix:{directory / 'node.sock'}")
+            peers = peers_from(settings.peers, token_beside(directory)) if settings.peers else ()
+            return await stack.enter_async_context(_open_http(endpoint, peers))
         try:
             return await stack.enter_async_context(open_node(settings))
         except StateLockedError:

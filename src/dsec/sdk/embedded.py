@@ -39,7 +39,7 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[SandboxService]:
     from dsec.node.builder import open_node as build_node
 
     if namespace.is_ordinary_user():
-        async with _open_background(Path(settings.state_dir)) as service:
+        async with _open_background(settings) as service:
             yield service
         return
     async with (
@@ -50,14 +50,17 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[SandboxService]:
 
 
 @asynccontextmanager
-async def _open_background(state_dir: Path) -> AsyncIterator[SandboxService]:
+async def _open_background(settings: NodeSettings) -> AsyncIterator[SandboxService]:
     """Start a node and talk to it. Its settings are those of the environment, which it inherits."""
     from dsec.sdk.background import node_argv, start_background_node
+    from dsec.sdk.connect import peers_from, token_beside
     from dsec.sdk.http import HttpService
     from dsec.sdk.keepalive import Endpoint
 
+    state_dir = Path(settings.state_dir)
+    peers = peers_from(settings.peers, token_beside(state_dir))
     await start_background_node(node_argv(state_dir), state_dir)
-    service = HttpService(Endpoint(url=f"unix:{state_dir / 'node.sock'}"))
+    service = HttpService(Endpoint(url=f"unix:{state_dir / 'node.sock'}"), peers=peers)
     try:
         yield service
     finally:

@@ -1,21 +1,29 @@
 """`HttpService`: the `SandboxService` of a server elsewhere.
 
 Unary operations go through one thin client, files, archives and watches through another (their bodies have any length),
-commands with events through WebSockets (input, signals and resizing need both directions).
+commands with events through WebSockets (input, signals and resizing need both directions). All three follow a sandbox
+that has moved to another server (`dsec.sdk.links`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from dsec.api import wire
 from dsec.api.routes import METADATA_PREFIX, ROUTES, Route, deadline_of
-from dsec.base.errors import DsecError, InvalidRequestError, NodeUnavailableError, UnknownOutcomeError, WrongNodeError
+from dsec.base.errors import (
+    DsecError,
+    InvalidRequestError,
+    NodeUnavailableError,
+    SandboxMovedError,
+    UnknownOutcomeError,
+    WrongNodeError,
+)
 from dsec.base.ids import CLIENTS_OWN_LENGTH, new_sandbox_id
 from dsec.linux.pipes import Pipe
 from dsec.model.capability import CapabilityReport
@@ -32,10 +40,11 @@ from dsec.model.process import (
     SessionRequest,
 )
 from dsec.model.sandbox import Lifetime, SandboxFilter, SandboxInfo, SandboxSpec, SandboxStats
-from dsec.model.state import ForkRequest
-from dsec.sdk.keepalive import Endpoint, KeepAliveClient, Reply
+from dsec.model.state import ForkRequest, RestoreRequest
+from dsec.sdk.keepalive import Endpoint, Reply
+from dsec.sdk.links import Link, Links, Trail
 from dsec.sdk.sockets import CommandSocket, open_command
-from dsec.sdk.streaming import CutError, StreamClient, StreamReply, StreamRequest
+from dsec.sdk.streaming import CutError, StreamReply, StreamRequest
 from dsec.service.content import ByteStream, GeneratedStream
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
 
@@ -63,13 +72,11 @@ class HttpService:
 
     Args:
         endpoint: where the server is.
+        peers: servers to which sandboxes may be followed, each with its token.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._unary = KeepAliveClient(endpoint)
-        self._streams = StreamClient(endpoint)
-        self._node_id: str | None = None
+    def __init__(self, endpoint: Endpoint, *, peers: Iterable[Endpoint] = ()) -> None:
+        self._links = Links(endpoint, peers)
 
     # -- the three ways to call ----------------------------------------------------------------------------------
 
@@ -77,16 +84,18 @@ class HttpService:
         self, name: str, body: Any = None, query: Iterable[tuple[str, str]] = (), *, kind: Any = None, **path: str
     ) -> Any:
         route = ROUTES[name]
-        reply = await self._unary.request(
-            route.method,
-            route.target(query, **path),
-            None if route.body is None else _encode(body),
-            repeatable=_is_repeatable(route, body),
-            timeout_s=deadline_of(route, body) + ANSWER_SLACK_S,
-        )
-        if reply.status >= 400:
-            raise _error(reply)
-        return None if route.status == 204 else _decode(reply.body, kind or route.result)
+        trail = self._links.trail(path.get("sandbox_id") or _made(body))
+        while True:
+            reply = await trail.link.unary.request(
+                route.method,
+                route.target(query, **path),
+                None if route.body is None else _encode(body),
+                repeatable=_is_repeatable(route, body),
+                timeout_s=deadline_of(route, body) + ANSWER_SLACK_S,
+            )
+            if reply.status < 400:
+                return None if route.status == 204 else _decode(reply.body, kind or route.result)
+            trail.follow(_error(reply))
 
     @asynccontextmanager
     async def _stream(
@@ -100,13 +109,44 @@ class HttpService:
             content=content,
             timeout_s=route.deadline_s + ANSWER_SLACK_S,
         )
-        try:
-            async with self._streams.stream(request) as reply:
-                if reply.status >= 400:
-                    raise _error(Reply(reply.status, reply.content_type, await reply.read()))
-                yield reply
-        except CutError as error:
-            raise self._cut(route, error) from error
+        sent_once = content is not None and not isinstance(content, bytes)
+        if sent_once:
+            await self._find(path["sandbox_id"])
+        trail = self._links.trail(path.get("sandbox_id"))
+        while True:
+            try:
+                async with trail.link.streams.stream(request) as reply:
+                    if reply.status < 400:
+                        yield reply
+                        return
+                    error = _error(Reply(reply.status, reply.content_type, await reply.read()))
+            except CutError as cut:
+                raise self._cut(route, cut) from cut
+            trail.follow(error)
+            if sent_once:
+                raise error  # It moved just now, and part of the content is used up: the next attempt goes there.
+
+    async def _find(self, sandbox_id: str) -> None:
+        """Learn where a sandbox is, where that can be another place than was thought."""
+        if self._links.has_peers:
+            await self._call("inspect", sandbox_id=sandbox_id)
+
+    @asynccontextmanager
+    async def _command(self, name: str, request: CommandRequest | None, **path: str) -> AsyncIterator[CommandSocket]:
+        target = ROUTES[name].target((), **path)
+        trail = self._links.trail(path["sandbox_id"])
+        async with AsyncExitStack() as stack:
+            command = await self._open(stack, trail, target, request)
+            yield command
+
+    async def _open(
+        self, stack: AsyncExitStack, trail: Trail, target: str, request: CommandRequest | None
+    ) -> CommandSocket:
+        while True:
+            try:
+                return await stack.enter_async_context(open_command(trail.link.endpoint, target, request))
+            except SandboxMovedError as error:  # It was refused: a command that began ends with another error.
+                trail.follow(error)
 
     def _cut(self, route: Route, error: Exception) -> DsecError:
         if route.method == "GET":
@@ -124,13 +164,14 @@ class HttpService:
         again."""
         if sandbox_id is not None:
             return await self._create(spec, sandbox_id, timeout_s)
-        known = self._node_id is not None
+        home = self._links.home
+        known = home.node_id is not None
         try:
             return await self._create(spec, await self._new_id(), timeout_s)
         except WrongNodeError:
             if not known:
                 raise
-        self._node_id = None  # Another node serves at this address by now.
+        home.node_id = None  # Another node serves at this address by now.
         return await self._create(spec, await self._new_id(), timeout_s)
 
     async def _create(self, spec: SandboxSpec, sandbox_id: str, timeout_s: float) -> SandboxInfo:
@@ -138,10 +179,12 @@ class HttpService:
         info: SandboxInfo = await self._call("create", body)
         return info
 
-    async def _new_id(self) -> str:
-        if self._node_id is None:
-            self._node_id = (await self.node()).node
-        return new_sandbox_id(self._node_id, os.urandom, length=CLIENTS_OWN_LENGTH)
+    async def _new_id(self, *, beside: str | None = None) -> str:
+        """Return a fresh id for the node of our server, or for that where the sandbox `beside` is."""
+        link = self._links.trail(beside).link
+        if link.node_id is None:
+            link.node_id = (await self._node(link)).node
+        return new_sandbox_id(link.node_id, os.urandom, length=CLIENTS_OWN_LENGTH)
 
     async def inspect(self, sandbox_id: str) -> SandboxInfo:
         info: SandboxInfo = await self._call("inspect", sandbox_id=sandbox_id)
@@ -192,8 +235,7 @@ class HttpService:
 
     @asynccontextmanager
     async def stream(self, sandbox_id: str, request: CommandRequest) -> AsyncIterator[CommandStream]:
-        target = ROUTES["terminal"].target(sandbox_id=sandbox_id)
-        async with open_command(self._endpoint, target, request) as command:
+        async with self._command("terminal", request, sandbox_id=sandbox_id) as command:
             yield command
 
     async def start_process(self, sandbox_id: str, request: CommandRequest) -> ProcessInfo:
@@ -205,8 +247,7 @@ class HttpService:
         return infos
 
     def attach(self, sandbox_id: str, process_id: str) -> AbstractAsyncContextManager[CommandSocket]:
-        target = ROUTES["attach"].target(sandbox_id=sandbox_id, process_id=process_id)
-        return open_command(self._endpoint, target, None)
+        return self._command("attach", None, sandbox_id=sandbox_id, process_id=process_id)
 
     async def wait_process(self, sandbox_id: str, process_id: str, *, timeout_s: float | None = None) -> CommandResult:
         body = wire.WaitRequest(timeout_s=timeout_s)
@@ -305,7 +346,15 @@ class HttpService:
     # -- the node -----------------------------------------------------------------------------------------------
 
     async def node(self) -> NodeInfo:
-        info: NodeInfo = await self._call("node")
+        return await self._node(self._links.home)
+
+    async def _node(self, link: Link) -> NodeInfo:
+        route = ROUTES["node"]
+        timeout_s = route.deadline_s + ANSWER_SLACK_S
+        reply = await link.unary.request(route.method, route.target(), None, repeatable=True, timeout_s=timeout_s)
+        if reply.status >= 400:
+            raise _error(reply)
+        info: NodeInfo = _decode(reply.body, NodeInfo)
         return info
 
     async def images(self) -> Sequence[ImageInfo]:
@@ -322,8 +371,12 @@ class HttpService:
         return health
 
     async def aclose(self) -> None:
-        self._unary.close()
-        self._streams.close()
+        self._links.close()
+
+
+def _made(body: Any) -> str | None:
+    """Return the id of the sandbox that a request makes: it may have been made before, and have moved since."""
+    return body.sandbox_id if isinstance(body, wire.CreateRequest | RestoreRequest) else None
 
 
 def _encode(body: Any) -> bytes:

@@ -54,10 +54,11 @@ class HttpState:
         await self._service._call("remove_checkpoint", sandbox_id=sandbox_id, checkpoint=checkpoint)
 
     async def fork(self, sandbox_id: str, request: ForkRequest = ForkRequest()) -> Sequence[SandboxInfo]:
-        """Make children of a sandbox. Their ids are sent where this node makes them all, so that a cut connection is
-        answered by asking again instead of making as many once more."""
-        if not (request.sandbox_ids or request.spread) and 0 < request.count <= _MOST_IDS:
-            ids = [await self._service._new_id() for _ in range(request.count)]
+        """Make children of a sandbox. Their ids are always sent, so that a cut connection is answered by asking again
+        instead of making as many once more."""
+        if not request.sandbox_ids and 0 < request.count <= _MOST_IDS:
+            await self._service._find(sandbox_id)  # The ids name the node that makes them.
+            ids = [await self._service._new_id(beside=sandbox_id) for _ in range(request.count)]
             request = msgspec.structs.replace(request, sandbox_ids=tuple(ids))
         infos: Sequence[SandboxInfo] = await self._service._call("fork", request, sandbox_id=sandbox_id)
         return infos
