@@ -47,6 +47,23 @@ def test_hooks_are_words_of_a_command(dsec: Command, tmp_path: Path) -> None:
     assert json.loads(result.stdout)["config"]["hooks"]["export_state"] == ["dump", "a b"]
 
 
+def test_rules_of_the_clean_state_come_from_a_file_that_the_template_begins(dsec: Command, tmp_path: Path) -> None:
+    (tmp_path / "tree/etc").mkdir()
+    (tmp_path / "tree/etc/passwd").write_text("root:x:0:0::/root:/bin/sh")
+    tree = str(tmp_path / "tree")
+    assert dsec("import", tree, "--name", "plain").exit_code == 0
+    (tmp_path / "rules.toml").write_text(dsec("fingerprint-template", "plain").stdout)
+    made = dsec("import", tree, "--name", "mine", "--fingerprint", str(tmp_path / "rules.toml"), "--json")
+    assert json.loads(made.stdout)["config"]["fingerprint"]["contents"] == ["/etc/passwd"]
+    shown = dsec("inspect", "mine").stdout
+    assert "/etc/passwd" in shown
+    (tmp_path / "rules.toml").write_text("content = []")
+    refused = dsec("import", tree, "--name", "other", "--fingerprint", str(tmp_path / "rules.toml"))
+    assert refused.exit_code == 64
+    assert "did you mean `contents`" in refused.stderr
+    assert dsec("fingerprint-template", "nothing").exit_code == 66
+
+
 def test_images_are_listed_tagged_inspected_and_removed(dsec: Command, tmp_path: Path) -> None:
     assert json.loads(dsec("ls", "--json").stdout) == []
     assert dsec("import", str(tmp_path / "tree"), "--name", "mine").exit_code == 0

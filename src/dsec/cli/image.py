@@ -39,6 +39,12 @@ def image() -> None:
 @click.option("--user", default="0", metavar="USER", help="User of every command, likewise.")
 @click.option("--export-hook", default="", metavar="COMMAND", help="Writes the state of processes, at a checkpoint.")
 @click.option("--import-hook", default="", metavar="COMMAND", help="Reads it again, after a rollback, fork or restore.")
+@click.option(
+    "--fingerprint",
+    type=_EXISTING,
+    metavar="FILE",
+    help="Rules of its clean state, in place of those that PATH brings; `fingerprint-template` prints a start.",
+)
 @json_option
 @pass_options
 def import_(
@@ -51,20 +57,23 @@ def import_(
     user: str,
     export_hook: str,
     import_hook: str,
+    fingerprint: Path | None,
     as_json: bool,
 ) -> None:
     """Import an image: a tar of a root file system, an OCI layout, a docker archive, or a directory.
 
     The format is told by content. Archives may be compressed with gzip, zstd, xz or bzip2.
     """
+    from dsec.images.fingerprint_rules import read_rules
     from dsec.images.importers.detect import ImportFormat, import_image
     from dsec.images.importers.request import ImportRequest
     from dsec.model.image import ImageConfig, StateHooks
 
     hooks = StateHooks(export_state=tuple(shlex.split(export_hook)), import_state=tuple(shlex.split(import_hook)))
     config = ImageConfig(env=dict(env), workdir=workdir, user=user, hooks=hooks)
+    rules = None if fingerprint is None else read_rules(fingerprint)
     with _store(options) as store, _progress() as progress:
-        request = ImportRequest(path=path, name=name, config=config, progress=progress)
+        request = ImportRequest(path=path, name=name, config=config, fingerprint=rules, progress=progress)
         made = import_image(store, request, kind=ImportFormat(kind))
     _show_made(made, as_json)
 
@@ -163,10 +172,28 @@ def inspect(options: Options, name: str, verify: bool, as_json: bool) -> None:
     ]
     fields += [("user", found.config.user), ("workdir", found.config.workdir)]
     fields += [("env", f"{key}={value}") for key, value in sorted(found.config.env.items())]
+    rules = found.config.fingerprint
+    fields += [("fingerprint", f"{path} (metadata)") for path in rules.files]
+    fields += [("fingerprint", f"{path} (content)") for path in rules.contents]
+    fields += [("fingerprint", f"{path} (ignored)") for path in rules.ignored]
+    if rules.command:
+        fields.append(("fingerprint", f"{shlex.join(rules.command)} (command)"))
     fields += [
         ("layer", f"{layer.digest} {layer.format.value} {format_size(layer.size_bytes)}") for layer in found.layers
     ]
     print_fields(fields)
+
+
+@image.command(name="fingerprint-template")
+@click.argument("name", metavar="IMAGE")
+@pass_options
+def fingerprint_template(options: Options, name: str) -> None:
+    """Print a start for the fingerprint rules of IMAGE, made by looking at it: edit it, and import with it."""
+    from dsec.images.fingerprint_template import fingerprint_template as template
+
+    with _store(options) as store:
+        mounted = store.mount([name])
+        click.echo(template(mounted.info, mounted.layer_paths), nl=False)
 
 
 @image.command(name="tag")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dsec.images.importers.oci_config import labels_of
 from dsec.images.layer_tar import write_layer_tar
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
@@ -49,6 +50,8 @@ def _config(config: ImageConfig, layers: list[dict[str, Any]]) -> dict[str, Any]
             "Env": [f"{key}={value}" for key, value in config.env.items()],
             "WorkingDir": config.workdir,
             "User": "" if config.user == "0" else config.user,
+            # What is built on it keeps the hooks and the rules of its base, unless the Dockerfile says otherwise.
+            "Labels": labels_of(config),
         },
         "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
         "history": [{"created_by": "dsec"} for _ in layers],

@@ -22,6 +22,17 @@ NOCOW = 0x00800000
 _UNSUPPORTED = (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.ENOSYS)
 
 
+def flags(fd: int) -> int:
+    """Return attribute flags; 0 where the file system has none."""
+    try:
+        found: int = struct.unpack("=I", fcntl.ioctl(fd, _GETFLAGS, bytes(4)))[0]
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return 0
+        raise
+    return found
+
+
 def change_flags(fd: int, *, add: int = 0, remove: int = 0) -> bool:
     """Set and clear attribute flags. Returns whether anything changed; False too where the file system has none."""
     try:

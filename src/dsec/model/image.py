@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from dsec.base.units import MIB
+from dsec.base.units import KIB, MIB
 from dsec.model.value import Value
 
 
@@ -34,17 +34,24 @@ class FingerprintRules(Value, frozen=True):
     Always compared: processes, mounts, environment, seed, and every entry of the writable layer. These are added:
 
     Attributes:
-        files: paths whose metadata (kind, mode, owner, size, time of change) must be as in the clean state.
+        files: paths whose metadata (kind, mode, owner, size, time of change) must be as in the clean state. One that is
+            not there in the clean state must not appear.
         contents: paths whose content must be, too; read on every check, so keep them few.
-        command: a check of one's own: it runs in the sandbox, and its standard output and exit status must be as in
-            the clean state; empty: none. Makes each check as slow as the command.
-        timeout_s: for the command.
+        ignored: paths that may differ, with all below them, where a sandbox is compared that somebody uses, and that
+            `command` may write to. After a rollback they are compared like everything else.
+        command: a check of one's own: it runs in the sandbox as its user, must end with status 0 in a fresh one, and
+            its status and standard output must be the same in each; empty: none. It may leave nothing behind but below
+            `ignored`. Makes each check as slow as the command.
+        timeout_s: for the command; whatever it started is killed then.
+        maximum_bytes: of the command's standard output; one that writes more is killed.
     """
 
     files: tuple[str, ...] = ()
     contents: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     timeout_s: float = 10.0
+    maximum_bytes: int = 64 * KIB
 
 
 class ImageConfig(Value, frozen=True):

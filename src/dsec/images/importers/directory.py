@@ -17,4 +17,4 @@ def import_directory(store: LocalImageStore, request: ImportRequest) -> ImageInf
             for warning in writer.warnings:
                 request.progress(f"warning: {warning}")
         digest = store.take_layer(tree)
-    return store.add_image(request.name, [digest], request.config, source=request.told_source)
+    return store.add_image(request.name, [digest], request.settings(), source=request.told_source)

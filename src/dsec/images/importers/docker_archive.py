@@ -43,7 +43,9 @@ def import_docker_archive(store: LocalImageStore, request: ImportRequest) -> Ima
     with store.undone_on_failure(digests):
         for layer, diff_id in zip(image.layers, diff_ids, strict=True):
             digests.append(import_layer(store, _inside(root, layer), diff_id, request))
-        return store.add_image(request.name, digests, image_config(config), source=request.told_source)
+        return store.add_image(
+            request.name, digests, request.settings(image_config(config)), source=request.told_source
+        )
 
 
 def _choose(root: Path, request: ImportRequest) -> _ArchivedImage:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from dsec.base.errors import InvalidRequestError
+from dsec.images.fingerprint_rules import check_rules
 from dsec.model.image import FingerprintRules, ImageConfig, StateHooks
 from dsec.model.value import Value
 
@@ -44,8 +45,26 @@ def image_config(config: OciImageConfig) -> ImageConfig:
         workdir=run.working_dir or "/",
         user=run.user or "0",
         hooks=hooks_from(run.labels or {}),
-        fingerprint=_parsed(run.labels or {}, _FINGERPRINT, FingerprintRules) or FingerprintRules(),
+        fingerprint=_rules_from(run.labels or {}),
     )
+
+
+def labels_of(config: ImageConfig) -> dict[str, str]:
+    """Return the labels that declare what `image_config` reads from them; none for what is not declared."""
+    hooks = config.hooks
+    limits = _HookLimits(timeout_s=hooks.timeout_s, maximum_bytes=hooks.maximum_bytes)
+    declared: dict[str, tuple[object, object]] = {
+        _EXPORT: (hooks.export_state, ()),
+        _IMPORT: (hooks.import_state, ()),
+        _LIMITS: (limits, _HookLimits()),
+        _FINGERPRINT: (config.fingerprint, FingerprintRules()),
+    }
+    return {name: msgspec.json.encode(has).decode() for name, (has, default) in declared.items() if has != default}
+
+
+def _rules_from(labels: dict[str, str]) -> FingerprintRules:
+    rules = _parsed(labels, _FINGERPRINT, FingerprintRules) or FingerprintRules()
+    return check_rules(rules, source=f"the image's label {_FINGERPRINT}")
 
 
 class _HookLimits(Value, frozen=True):

@@ -77,7 +77,9 @@ def import_oci_layout(store: LocalImageStore, request: ImportRequest) -> ImageIn
         for descriptor, diff_id in zip(manifest.layers, diff_ids, strict=True):
             known = store.layer_of_diff(diff_id)
             digests.append(known or import_layer(store, layout.blob(descriptor), diff_id, request))
-        return store.add_image(request.name, digests, image_config(config), source=request.told_source)
+        return store.add_image(
+            request.name, digests, request.settings(image_config(config)), source=request.told_source
+        )
 
 
 class _Layout:

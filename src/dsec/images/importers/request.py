@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from dsec.images.command import Progress, silent
 from dsec.images.tree_writer import DEFAULT_LIMITS, ArchiveLimits
-from dsec.model.image import ImageConfig
+from dsec.model.image import FingerprintRules, ImageConfig
 
 _DEFAULT_CONFIG = ImageConfig()
 
@@ -20,6 +22,7 @@ class ImportRequest:
         path: archive or directory.
         name: name of the image to make.
         config: settings of the image where the source brings none.
+        fingerprint: rules of its clean state, in place of those that the source brings; None: those.
         limits: bounds on what is unpacked.
         progress: takes lines for people.
         left_out: paths that are not taken over.
@@ -29,10 +32,18 @@ class ImportRequest:
     path: Path
     name: str
     config: ImageConfig = _DEFAULT_CONFIG
+    fingerprint: FingerprintRules | None = None
     limits: ArchiveLimits = DEFAULT_LIMITS
     progress: Progress = silent
     left_out: frozenset[bytes] = frozenset()
     source: str | None = None
+
+    def settings(self, brought: ImageConfig | None = None) -> ImageConfig:
+        """Return the settings of the image, given those that its source brings."""
+        config = self.config if brought is None else brought
+        if self.fingerprint is None:
+            return config
+        return msgspec.structs.replace(config, fingerprint=self.fingerprint)
 
     @property
     def told_source(self) -> str:

@@ -27,7 +27,7 @@ def import_rootfs_tar(store: LocalImageStore, request: ImportRequest) -> ImageIn
         ):
             unpack(stream, to, request)
         digest = store.take_layer(tree)
-    return store.add_image(request.name, [digest], request.config, source=request.told_source)
+    return store.add_image(request.name, [digest], request.settings(), source=request.told_source)
 
 
 def unpack(stream: LimitedStream, writer: TreeWriter, request: ImportRequest) -> None:

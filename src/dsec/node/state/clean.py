@@ -12,7 +12,7 @@ import msgspec
 
 from dsec.model.value import Value
 
-VERSION = 1
+VERSION = 2
 """Of what the facts mean; a record of another version is not compared with."""
 
 COMMANDS = "groups of commands"
@@ -25,10 +25,17 @@ VOLATILE = "files in memory"
 WRITTEN = "files of the writable layer"
 ENVIRONMENT = "variables and seed"
 DECLARED = "declared files"
-COMMAND = "words of the image's check"
+COMMAND = "the image's check"
 
 OF_FILES = frozenset({WRITTEN, DECLARED, COMMAND})
 """Groups that a state which began from a checkpoint has from there, and not from the clean state."""
+
+
+_ENTRIES = (WRITTEN, VOLATILE)
+_AFTER_PATH = " mode "
+"""Ends the path in a line of these groups. Nothing that a guest chooses stands behind it: the last one counts."""
+_DIRECTORY_MODE = "4"
+"""The first digit of a directory's mode and kind, in octal; that of a link is 12, of a device 2 or 6."""
 
 
 class CleanState(Value, frozen=True):
@@ -49,6 +56,22 @@ class CleanState(Value, frozen=True):
         """Leave groups out of the comparison."""
         return CleanState(facts={name: lines for name, lines in self.facts.items() if name not in groups})
 
+    def ignoring(self, paths: tuple[str, ...]) -> CleanState:
+        """Leave files below these paths out of the comparison, and the directories that lead there.
+
+        A directory that leads to one is in the writable layer because something was written below it; whether its
+        rights were changed meanwhile, too, is not told any more.
+        """
+        if not paths:
+            return self
+        shown = tuple(map(printable, paths))
+        return CleanState(
+            facts={
+                name: tuple(line for line in found if not _concerns(line, shown)) if name in _ENTRIES else found
+                for name, found in self.facts.items()
+            }
+        )
+
     def having(self, group: str, lines: tuple[str, ...]) -> CleanState:
         """Return the same with another group."""
         return CleanState(facts={**self.facts, group: lines})
@@ -61,6 +84,9 @@ def differences(expected: CleanState, seen: CleanState) -> tuple[str, ...]:
         clean, found = expected.facts.get(group, ()), seen.facts.get(group, ())
         if group == PROCESSES and clean != found:
             said.append(f"{_number(found)} processes run, {_number(clean)} do in a fresh one")
+            continue
+        if group == COMMAND and clean != found:
+            said.append(f"{group}: {'; '.join(found) or 'not run'}. In a fresh one: {'; '.join(clean) or 'not run'}")
             continue
         more, less = sorted(set(found) - set(clean)), sorted(set(clean) - set(found))
         if more:
@@ -79,6 +105,15 @@ def printable(text: str) -> str:
 def lines(facts: tuple[str, ...] | list[str]) -> tuple[str, ...]:
     """Return the lines of a group as they are recorded."""
     return tuple(sorted(map(printable, facts)))
+
+
+def _concerns(line: str, ignored: tuple[str, ...]) -> bool:
+    path, _, mode = line.rpartition(_AFTER_PATH)
+    leads = f"{path}/" if path and mode.startswith(_DIRECTORY_MODE) else None
+    return any(
+        path == each or path.startswith(f"{each}/") or (leads is not None and each.startswith(leads))
+        for each in ignored
+    )
 
 
 def _few(names: list[str]) -> str:

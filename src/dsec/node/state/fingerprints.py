@@ -27,29 +27,34 @@ import blake3
 import structlog
 
 from dsec.base.errors import DsecError, NotFoundError, RuntimeFailedError, StateMismatchError
+from dsec.linux.inodes import flags
 from dsec.linux.walk import walk
-from dsec.model.process import CommandRequest
 from dsec.model.state import FingerprintReport
-from dsec.node.commands import run
 from dsec.node.core import SEED_FILE, Core
 from dsec.node.sandbox import Generation, Sandbox, command_environment
 from dsec.node.state import clean
 from dsec.node.state.clean import CleanState, differences
 from dsec.node.state.declared import declared_facts
+from dsec.node.state.image_check import ask, require_good
 from dsec.stores.port import SandboxRecord
 
 _log = structlog.get_logger(__name__)
 _MOST_WRITTEN = 1000
 """Entries of a writable layer that are looked at: no clean one has as many."""
-_MOST_OUTPUT_BYTES = 65_536
 _MOST_SEED_BYTES = 64
 
 
 async def learn(core: Core, record: SandboxRecord, generation: Generation) -> None:
-    """Record what a clean sandbox of this shape looks like, unless that is known. Nothing may have run in it."""
+    """Record what a clean sandbox of this shape looks like, unless that is known. Nothing may have run in it.
+
+    Raises:
+        HookFailedError: by the image's own check no sandbox would be clean.
+    """
     if record.origin or core.clean_states.find(record) is not None:
         return
-    seen = await _observe(core, record, generation)
+    seen = await _asked(core, record, generation, await _observe(core, record, generation))
+    if clean.COMMAND in seen.facts:
+        require_good(seen.facts[clean.COMMAND])
     # A small file, once for each shape and boot: no reason for a thread.
     core.clean_states.keep(record, seen.without(frozenset({clean.ENVIRONMENT})))
 
@@ -73,6 +78,8 @@ async def check(core: Core, record: SandboxRecord, generation: Generation, *, fr
         return
     left_out = clean.OF_FILES if from_checkpoint or record.origin else frozenset()
     seen = await _observe(core, record, generation, left_out=left_out)
+    if clean.COMMAND not in left_out:
+        seen = await _asked(core, record, generation, seen)
     found = differences(expected.without(left_out), seen)
     if found:
         raise StateMismatchError(
@@ -114,8 +121,9 @@ async def report(core: Core, sandbox: Sandbox) -> FingerprintReport:
         )
     # A check of the image's own means something before anybody used a sandbox; and to run it would disturb this one.
     left_out = clean.OF_FILES if record.origin else frozenset({clean.COMMAND})
-    expected = expected.without(left_out)
-    seen = await _observe(core, record, generation, left_out=left_out)
+    ignored = record.image_config.fingerprint.ignored
+    expected = expected.without(left_out).ignoring(ignored)
+    seen = (await _observe(core, record, generation, left_out=left_out)).ignoring(ignored)
     return FingerprintReport(
         sandbox_id=sandbox.sandbox_id,
         fingerprint=seen.fingerprint(),
@@ -131,9 +139,6 @@ async def _observe(
     seed = await _seed_fact(record, generation)
     facts: dict[str, tuple[str, ...]] = {clean.ENVIRONMENT: _environment_facts(generation.env, seed)}
     rules = record.image_config.fingerprint
-    if rules.command and clean.COMMAND not in left_out:
-        # First, so that what it leaves behind is seen.
-        facts[clean.COMMAND] = await _ask(core, generation, rules.command, rules.timeout_s)
     if (rules.files or rules.contents) and clean.DECLARED not in left_out:
         facts[clean.DECLARED] = clean.lines(await declared_facts(generation.instance.files, rules))
     seen = await generation.instance.fingerprint()
@@ -153,14 +158,18 @@ async def _observe(
     return CleanState(facts=facts)
 
 
-async def _ask(core: Core, generation: Generation, argv: tuple[str, ...], timeout_s: float) -> tuple[str, ...]:
-    request = CommandRequest(argv=argv, timeout_s=timeout_s, output_limit_bytes=_MOST_OUTPUT_BYTES)
-    result = await run(core, generation, request)
-    await generation.instance.kill_processes()
-    if result.status.timed_out:
-        return (f"did not end within {timeout_s:g} s",)
-    digest = blake3.blake3(result.stdout).hexdigest()
-    return (f"exit status {result.status.exit_code}, output {len(result.stdout)} bytes blake3:{digest[:32]}",)
+async def _asked(core: Core, record: SandboxRecord, generation: Generation, seen: CleanState) -> CleanState:
+    """Add what the image's own check says, and what it leaves behind where it may not.
+
+    All else was looked at before it runs, so that nothing of an earlier generation hides behind what it may leave.
+    """
+    rules = record.image_config.fingerprint
+    if not rules.command:
+        return seen
+    said = await ask(core, generation, rules)
+    after = await _observe(core, record, generation)
+    left = differences(seen.ignoring(rules.ignored), after.ignoring(rules.ignored))
+    return seen.having(clean.COMMAND, (clean.printable(said), *left))
 
 
 def _without_seed(record: SandboxRecord, entries: tuple[str, ...]) -> tuple[str, ...]:
@@ -202,6 +211,7 @@ async def _written(core: Core, record: SandboxRecord) -> tuple[str, ...]:
 
 def _entries(top: int, first_host_id: int) -> list[str]:
     found = [_entry_fact("/", os.fstat(top), first_host_id), *(f"/ has {name}" for name in os.listxattr(top))]
+    found.append(f"/ has flags {flags(top):x}")
     for path, status in walk(top, limit=_MOST_WRITTEN):
         found.append(_entry_fact(f"/{os.fsdecode(path)}", status, first_host_id))
     return found
