@@ -24,21 +24,24 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from dsec.base.errors import CapabilityMissingError, HostDiskFullError, InvalidRequestError, NotFoundError
 from dsec.base.units import MIB, format_size
-from dsec.linux import btrfs
+from dsec.linux import btrfs, btrfs_stream
 from dsec.linux.btrfs import QuotaMode
 from dsec.model.capability import Capability, CapabilityReport
 from dsec.state import layout, tree
 from dsec.state.port import WritableLayer
+from dsec.state.receiving import receive_into
 from dsec.state.trash import remove_tree
 from dsec.state.volume import StateVolume
 
 MINIMUM_QUOTA_BYTES = MIB
 """A layer's own directories take up to 48 KiB of tree nodes; overlayfs and the guest need some too."""
 
+_STREAM_BYTES = 1 << 20
 _STALE_PER_REMOVAL = 8
 _SETTLED_BYTES = 4 * MIB
 """Unwritten data that a checkpoint may as well write out itself: a few milliseconds."""
@@ -55,6 +58,7 @@ class BtrfsWritableLayers:
     """
 
     driver = "btrfs"
+    encoding = "btrfs-send-1"
 
     def __init__(self, volume: StateVolume, *, quota: bool = True) -> None:
         self._volume = volume
@@ -106,6 +110,31 @@ class BtrfsWritableLayers:
         with self._layout.open_layer(name) as source, self._making(checkpoint, None):
             # Made in its place: a read-only directory cannot be moved to another, and one call makes it whole.
             btrfs.snapshot(source, self._layout.checkpoints_fd, checkpoint, read_only=True)
+
+    def frozen_upper(self, checkpoint: str) -> Path:
+        return self._layout.frozen_upper(checkpoint)
+
+    def send(self, checkpoint: str, parent: str | None, fd: int) -> None:
+        with ExitStack() as stack:
+            base = None
+            if parent is not None:
+                base = btrfs.subvolume_id(stack.enter_context(self._layout.open_checkpoint(parent)))
+            btrfs_stream.send(stack.enter_context(self._layout.open_checkpoint(checkpoint)), fd, parent=base)
+
+    def receive(self, name: str, fd: int, *, base: str | None, quota_bytes: int | None) -> None:
+        if self._layout.get(name) is None:
+            self._make_receiving(name, base, quota_bytes)
+        with self._layout.open_layer(name) as root, open(fd, "rb", closefd=False, buffering=_STREAM_BYTES) as stream:
+            receive_into(root, stream, lambda: layout.require_room(self._volume.path, self._volume.free_bytes()))
+
+    def _make_receiving(self, name: str, base: str | None, quota_bytes: int | None) -> None:
+        """Make the layer that a stream begins from: unlike a branch with the `work` that came along."""
+        if base is None:
+            self.create(name, quota_bytes=quota_bytes)
+            return
+        with self._layout.open_checkpoint(base) as source, self._making(name, quota_bytes) as staged:
+            btrfs.snapshot(source, self._layout.staging_fd, staged, limit_bytes=quota_bytes)
+            self._layout.publish(staged, name)
 
     def get(self, name: str) -> WritableLayer | None:
         return self._layout.get(name)

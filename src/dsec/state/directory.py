@@ -29,6 +29,7 @@ class DirectoryWritableLayers:
     """
 
     driver = "directory"
+    encoding = ""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -67,6 +68,15 @@ class DirectoryWritableLayers:
         with self._layout.open_layer(name) as source, self._making(checkpoint, None) as (staged, fd):
             _copy_upper(source, fd)
             self._layout.publish_checkpoint(staged, checkpoint)
+
+    def frozen_upper(self, checkpoint: str) -> Path:
+        return self._layout.frozen_upper(checkpoint)
+
+    def send(self, checkpoint: str, parent: str | None, fd: int) -> None:
+        raise _cannot_travel()
+
+    def receive(self, name: str, fd: int, *, base: str | None, quota_bytes: int | None) -> None:
+        raise _cannot_travel()
 
     def get(self, name: str) -> WritableLayer | None:
         return self._layout.get(name)
@@ -113,6 +123,10 @@ class DirectoryWritableLayers:
                 yield staged, fd
             finally:
                 os.close(fd)
+
+
+def _cannot_travel() -> CapabilityMissingError:
+    return CapabilityMissingError("layers in plain directories cannot be sent or received", resolution=_USE_BTRFS)
 
 
 def _missing(capability: Capability, reason: str) -> CapabilityReport:

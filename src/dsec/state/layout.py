@@ -84,6 +84,11 @@ class Layout:
         with self._opened(self.checkpoints_fd, name, SnapshotNotFoundError(f"there is no checkpoint {name!r}")) as fd:
             yield fd
 
+    def frozen_upper(self, name: str) -> Path:
+        """Return the upper directory of a checkpoint."""
+        with self.open_checkpoint(name):
+            return self._root / "checkpoints" / name / "upper"
+
     @contextmanager
     def _opened(self, parent_fd: int, name: str, missing: NotFoundError) -> Iterator[int]:
         try:

@@ -6,11 +6,13 @@ The content of a layer belongs to the in-memory runtime; both share the two mapp
 from __future__ import annotations
 
 import copy
+import math
+import pickle
 from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-from dsec.base.errors import AlreadyExistsError, SnapshotNotFoundError
+from dsec.base.errors import AlreadyExistsError, InvalidRequestError, SandboxDiskFullError, SnapshotNotFoundError
 from dsec.model.capability import Capability, CapabilityReport
 from dsec.state.port import WritableLayer
 
@@ -33,6 +35,7 @@ class MemoryWritableLayers:
     """
 
     driver = "memory"
+    encoding = "memory"
 
     def __init__(
         self,
@@ -60,6 +63,32 @@ class MemoryWritableLayers:
 
     def checkpoint(self, name: str, checkpoint: str) -> None:
         self._add(checkpoint, self._copy_of(name), None)
+
+    def frozen_upper(self, checkpoint: str) -> Path:
+        return self._existing(checkpoint).upper
+
+    def send(self, checkpoint: str, parent: str | None, fd: int) -> None:
+        entries, before = self._copy_of(checkpoint), {} if parent is None else self._copy_of(parent)
+        changed = {path: entry for path, entry in entries.items() if before.get(path) != entry}
+        data = pickle.dumps((changed, sorted(before.keys() - entries.keys())))
+        with open(fd, "wb", closefd=False) as stream:
+            stream.write(len(data).to_bytes(8, "little") + data)
+
+    def receive(self, name: str, fd: int, *, base: str | None, quota_bytes: int | None) -> None:
+        with open(fd, "rb", closefd=False) as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            data = stream.read()
+        layer = self._layers.get(name)
+        if layer is None:
+            layer = self._add(name, {} if base is None else self._copy_of(base), quota_bytes)
+        if not data or len(data) != size:
+            raise InvalidRequestError("what was received is not what a layer holds", detail="it is cut off")
+        changed, gone = pickle.loads(data)  # A fake: both ends are this process.
+        entries = {path: entry for path, entry in self._contents[layer.upper].items() if path not in gone} | changed
+        if sum(map(len, entries.values())) > self._quotas.get(layer.upper, math.inf):
+            raise SandboxDiskFullError("what was received of a layer does not fit its quota")
+        self._contents[layer.upper].clear()
+        self._contents[layer.upper].update(entries)
 
     def get(self, name: str) -> WritableLayer | None:
         return self._layers.get(name)

@@ -43,6 +43,9 @@ class WritableLayers(Protocol):
     driver: str
     """Name of the driver, such as ``btrfs``."""
 
+    encoding: str
+    """How `send` and `receive` spell a layer, such as ``btrfs-send-1``; empty: they raise `CapabilityMissingError`."""
+
     def capabilities(self) -> tuple[CapabilityReport, ...]:
         """Report `DISK_QUOTA`, `CONSTANT_TIME_ROLLBACK` and `CHECKPOINT`."""
 
@@ -67,6 +70,36 @@ class WritableLayers(Protocol):
 
     def checkpoint(self, name: str, checkpoint: str) -> None:
         """Freeze a copy of the layer `name` under the name `checkpoint`. The layer goes on."""
+
+    def frozen_upper(self, checkpoint: str) -> Path:
+        """Return the `upper` directory of a checkpoint, to be read only.
+
+        Raises:
+            SnapshotNotFoundError: there is no such checkpoint.
+        """
+
+    def send(self, checkpoint: str, parent: str | None, fd: int) -> None:
+        """Write to a pipe or file what makes the checkpoint out of the checkpoint `parent`, or out of an empty layer.
+
+        Blocks for as long as the reader takes: call it in a thread. BrokenPipeError when nobody reads any more.
+
+        Raises:
+            SnapshotNotFoundError: there is no such checkpoint.
+        """
+
+    def receive(self, name: str, fd: int, *, base: str | None, quota_bytes: int | None) -> None:
+        """Apply what `send` wrote to the layer `name`, read from a pipe or file up to its end.
+
+        A layer that does not exist is made: as an exact copy of the checkpoint `base`, or empty. One that does is
+        changed in place, so that increment after increment arrives in it; nobody may use it meanwhile. The stream is
+        not trusted. After an error what the layer holds is undefined: discard it. Blocks; call it in a thread.
+
+        Raises:
+            InvalidRequestError: it is no such stream, it ends in the middle, or it does not fit what the layer holds.
+            SandboxDiskFullError: the quota does not suffice.
+            HostDiskFullError: the volume has no room.
+            SnapshotNotFoundError: there is no checkpoint `base`.
+        """
 
     def get(self, name: str) -> WritableLayer | None:
         """Return the layer, or None when there is none of this name."""
