@@ -12,15 +12,17 @@ from contextlib import closing
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from dsec.base.errors import NodeUnavailableError, StateCorruptedError
+from dsec.lifecycle.migration import SourcePhase, TargetPhase
 from dsec.model.pool import PoolPolicy
 from dsec.model.process import ExitStatus
 from dsec.model.sandbox import Resources, SandboxSpec, SandboxState
 from dsec.stores.journal import SCHEMA_VERSION, SqliteJournal
 from dsec.stores.memory import MemoryJournal
-from dsec.stores.port import CheckpointRecord, Journal, PoolRecord, ProcessRecord, SandboxRecord
+from dsec.stores.port import CheckpointRecord, Journal, MigrationRecord, PoolRecord, ProcessRecord, SandboxRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -123,14 +125,31 @@ async def test_deleting_a_sandbox_takes_its_checkpoints_and_remembers_whose_they
     assert content.removed_checkpoints == (("ckp-sbx-a", "sbx-a"),)
 
 
-_NEW_TABLES = {1: ("pool", "checkpoint", "removed_checkpoint"), 2: ("checkpoint", "removed_checkpoint")}
+async def test_migrations_are_written_with_what_they_move_and_forgotten_when_given_up(journal: Journal) -> None:
+    copying = MigrationRecord(migration_id="mig-2", sandbox_id="sbx-a", source=SourcePhase.COPYING, peer="other")
+    receiving = MigrationRecord(migration_id="mig-1", sandbox_id="sbx-b", target=TargetPhase.RECEIVING, peer="other")
+    await journal.exchange(migrations=[copying])
+    await journal.exchange(sandbox("sbx-b"), migrations=[receiving])
+    moved = msgspec.structs.replace(copying, source=SourcePhase.MOVED, url="http://other")
+    await journal.exchange(migrations=[moved])
+    assert journal.load().migrations == (moved, receiving), "in the order in which they began"
+    await journal.exchange(given_up=[receiving])
+    assert journal.load().migrations == (moved,)
+
+
+_NEW_TABLES = {
+    1: ("pool", "checkpoint", "removed_checkpoint", "migration"),
+    2: ("checkpoint", "removed_checkpoint", "migration"),
+    3: ("migration",),
+}
 _NEW_FIELDS = {
     1: ("carrier", "first_generation", "pool", "tenancy", "current", "origin", "parent", "forked_from", "snapshot"),
     2: ("current", "origin", "parent", "forked_from", "snapshot"),
+    3: (),
 }
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 async def test_a_journal_of_an_older_version_is_read_and_brought_to_the_newest(tmp_path: Path, version: int) -> None:
     path = tmp_path / "journal.sqlite"
     old = SqliteJournal(path)

@@ -28,12 +28,13 @@ from dsec.stores.port import (
     REMEMBERED_IDS,
     CheckpointRecord,
     JournalContent,
+    MigrationRecord,
     PoolRecord,
     ProcessRecord,
     SandboxRecord,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _SCHEMA = """
 CREATE TABLE sandbox (sandbox_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE process (
@@ -49,7 +50,18 @@ CREATE INDEX checkpoint_of_sandbox ON checkpoint (sandbox_id);
 CREATE TABLE removed_checkpoint (number INTEGER PRIMARY KEY, checkpoint_id TEXT NOT NULL, sandbox_id TEXT NOT NULL);
 """
 """Since version 3, whose sandbox records also tell of checkpoints and forks; older records are records of it."""
-_MISSING = {0: _SCHEMA + _POOLS + _CHECKPOINTS, 1: _POOLS + _CHECKPOINTS, 2: _CHECKPOINTS}
+_MIGRATIONS = """
+CREATE TABLE migration (
+    number INTEGER PRIMARY KEY, migration_id TEXT NOT NULL UNIQUE, is_over INTEGER NOT NULL, record BLOB NOT NULL
+);
+"""
+"""Since version 4."""
+_MISSING = {
+    0: _SCHEMA + _POOLS + _CHECKPOINTS + _MIGRATIONS,
+    1: _POOLS + _CHECKPOINTS + _MIGRATIONS,
+    2: _CHECKPOINTS + _MIGRATIONS,
+    3: _MIGRATIONS,
+}
 """What brings a journal of each older version to the newest."""
 _PUT_SANDBOX = "INSERT OR REPLACE INTO sandbox VALUES (?, ?)"
 _PUT_PROCESS = "INSERT OR REPLACE INTO process VALUES (?, ?, ?)"
@@ -70,10 +82,18 @@ _DELETE_CHECKPOINTS = "DELETE FROM checkpoint WHERE sandbox_id = ?"
 _PRUNE_CHECKPOINTS = (
     f"DELETE FROM removed_checkpoint WHERE number <= (SELECT max(number) FROM removed_checkpoint) - {REMEMBERED_IDS}"
 )
+_PUT_MIGRATION = (
+    "INSERT INTO migration (migration_id, is_over, record) VALUES (?, ?, ?) "
+    "ON CONFLICT (migration_id) DO UPDATE SET is_over = excluded.is_over, record = excluded.record"
+)
+_DELETE_MIGRATION = "DELETE FROM migration WHERE migration_id = ?"
+_PRUNE_MIGRATIONS = (
+    f"DELETE FROM migration WHERE is_over AND number <= (SELECT max(number) FROM migration) - {REMEMBERED_IDS}"
+)
 _DELETION = (_DELETE_SANDBOX, _DELETE_PROCESSES, _REMEMBER, _REMEMBER_CHECKPOINTS, _DELETE_CHECKPOINTS)
 
-_Statement = tuple[str, tuple[str | bytes, ...]]
-_Record = TypeVar("_Record", SandboxRecord, ProcessRecord, PoolRecord, CheckpointRecord)
+_Statement = tuple[str, tuple[str | bytes | int, ...]]
+_Record = TypeVar("_Record", SandboxRecord, ProcessRecord, PoolRecord, CheckpointRecord, MigrationRecord)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -112,6 +132,7 @@ class SqliteJournal:
             gone = self._connection.execute(
                 "SELECT checkpoint_id, sandbox_id FROM removed_checkpoint ORDER BY number"
             ).fetchall()
+            migrations = self._connection.execute("SELECT record FROM migration ORDER BY number").fetchall()
         except sqlite3.Error as error:
             raise self._translated(error) from error
         return JournalContent(
@@ -121,6 +142,7 @@ class SqliteJournal:
             pools=tuple(self._decode(row[0], PoolRecord) for row in pools),
             checkpoints=tuple(self._decode(row[0], CheckpointRecord) for row in checkpoints),
             removed_checkpoints=tuple((row[0], row[1]) for row in gone),
+            migrations=tuple(self._decode(row[0], MigrationRecord) for row in migrations),
         )
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
@@ -132,6 +154,8 @@ class SqliteJournal:
         erased: str | None = None,
         checkpoints: Sequence[CheckpointRecord] = (),
         dropped: Sequence[CheckpointRecord] = (),
+        migrations: Sequence[MigrationRecord] = (),
+        given_up: Sequence[MigrationRecord] = (),
     ) -> None:
         erasing: tuple[_Statement, ...] = () if erased is None else ((_DELETE_SANDBOX, (erased,)),)
         await self._write(
@@ -139,6 +163,8 @@ class SqliteJournal:
             *((_PUT_SANDBOX, (record.sandbox_id, _encode(record))) for record in records),
             *((_PUT_CHECKPOINT, (each.checkpoint_id, each.sandbox_id, _encode(each))) for each in checkpoints),
             *(statement for each in dropped for statement in _dropping(each)),
+            *(statement for each in migrations for statement in _putting(each)),
+            *((_DELETE_MIGRATION, (each.migration_id,)) for each in given_up),
         )
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
@@ -252,6 +278,11 @@ def _dropping(record: CheckpointRecord) -> tuple[_Statement, ...]:
         (_REMEMBER_CHECKPOINT, (record.checkpoint_id, record.sandbox_id)),
         (_PRUNE_CHECKPOINTS, ()),
     )
+
+
+def _putting(record: MigrationRecord) -> tuple[_Statement, ...]:
+    put = (_PUT_MIGRATION, (record.migration_id, int(record.is_over), _encode(record)))
+    return (put, (_PRUNE_MIGRATIONS, ())) if record.is_over else (put,)
 
 
 def _tell(writes: list[_Write], error: DsecError | None) -> None:

@@ -13,6 +13,7 @@ from dsec.stores.port import (
     REMEMBERED_IDS,
     CheckpointRecord,
     JournalContent,
+    MigrationRecord,
     PoolRecord,
     ProcessRecord,
     SandboxRecord,
@@ -29,6 +30,7 @@ class MemoryJournal:
         self._pools: dict[str, PoolRecord] = {}
         self._checkpoints: dict[str, CheckpointRecord] = {}
         self._removed_checkpoints: list[tuple[str, str]] = []
+        self._migrations: dict[str, MigrationRecord] = {}
 
     def load(self) -> JournalContent:
         return JournalContent(
@@ -38,6 +40,7 @@ class MemoryJournal:
             pools=tuple(self._pools.values()),
             checkpoints=tuple(self._checkpoints.values()),
             removed_checkpoints=tuple(self._removed_checkpoints),
+            migrations=tuple(self._migrations.values()),
         )
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
@@ -50,6 +53,8 @@ class MemoryJournal:
         erased: str | None = None,
         checkpoints: Sequence[CheckpointRecord] = (),
         dropped: Sequence[CheckpointRecord] = (),
+        migrations: Sequence[MigrationRecord] = (),
+        given_up: Sequence[MigrationRecord] = (),
     ) -> None:
         if erased is not None:
             self._sandboxes.pop(erased, None)
@@ -58,6 +63,9 @@ class MemoryJournal:
         for each in checkpoints:
             self._checkpoints[each.checkpoint_id] = each
         self._drop(dropped)
+        self._migrations.update({each.migration_id: each for each in migrations})
+        for migration in given_up:
+            self._migrations.pop(migration.migration_id, None)
         await checkpoint()
 
     def _drop(self, records: Sequence[CheckpointRecord]) -> None:

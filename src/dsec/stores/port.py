@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dsec.lifecycle.migration import SourcePhase, TargetPhase
 from dsec.model.image import ImageConfig
 from dsec.model.pool import PoolPolicy
 from dsec.model.process import ExitStatus
@@ -24,7 +25,7 @@ from dsec.model.value import Value
 
 REMEMBERED_IDS = 65_536
 """Ids of deleted sandboxes, and of removed checkpoints, that a journal remembers, so that removing twice is removing
-once, also after a restart."""
+once, also after a restart; and migrations that are over, so that nothing that comes late brings one back."""
 
 
 class Tenancy(enum.Enum):
@@ -67,6 +68,9 @@ class SandboxRecord(Value, frozen=True):
         parent: the sandbox it was forked from; empty: none.
         forked_from: the parent's checkpoint that it began from; empty: the state that the parent was in then.
         snapshot: the durable snapshot it was restored from; empty: none.
+        paused_boot_s: when it was paused, in boot time; means something while it is.
+        paused_s: how long it was paused before, all in all.
+        keeps_memory: it was paused without giving its memory back, as asked.
     """
 
     sandbox_id: str
@@ -93,6 +97,9 @@ class SandboxRecord(Value, frozen=True):
     parent: str = ""
     forked_from: str = ""
     snapshot: str = ""
+    paused_boot_s: float | None = None
+    paused_s: float = 0.0
+    keeps_memory: bool = False
 
 
 class CheckpointRecord(Value, frozen=True):
@@ -125,6 +132,33 @@ class CheckpointRecord(Value, frozen=True):
     saved: bool = False
 
 
+class MigrationRecord(Value, frozen=True):
+    """One migration as one of its two sides knows it (docs/formats/migration.md). Given up, it has none.
+
+    Attributes:
+        migration_id: ``mig-...``.
+        sandbox_id: what moves.
+        source: phase, on the source's node; None on the target's.
+        target: phase, on the target's node; None on the source's.
+        peer: id of the other node.
+        url: where clients reach the other node, for the source to tell them; empty: not known.
+        began_wall_s: when, for people.
+    """
+
+    migration_id: str
+    sandbox_id: str
+    source: SourcePhase | None = None
+    target: TargetPhase | None = None
+    peer: str = ""
+    url: str = ""
+    began_wall_s: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is only remembered."""
+        return self.source is SourcePhase.MOVED or self.target is TargetPhase.DONE
+
+
 class PoolRecord(Value, frozen=True):
     """A pool that somebody set.
 
@@ -147,7 +181,8 @@ class ProcessRecord(Value, frozen=True):
         generation: the generation it belongs to.
         argv: what was run; undecodable bytes replaced.
         started_wall_s: when, for people.
-        deadline_boot_s: when its tree is killed, in boot time; None: never.
+        deadline_boot_s: when its tree is killed, in boot time without the time in which its sandbox was paused (all of
+            `SandboxRecord.paused_s`); None: never.
         output_limit_bytes: kept per stream.
         status: how it ended, once that was seen.
     """
@@ -172,6 +207,8 @@ class JournalContent:
         pools: the pools.
         checkpoints: of all sandboxes, also those that were only announced.
         removed_checkpoints: id and sandbox of those that were removed, the oldest first; at most `REMEMBERED_IDS`.
+        migrations: under way, and remembered, those that began first before others; of the latter about
+            `REMEMBERED_IDS`.
     """
 
     sandboxes: tuple[SandboxRecord, ...]
@@ -180,6 +217,7 @@ class JournalContent:
     pools: tuple[PoolRecord, ...] = ()
     checkpoints: tuple[CheckpointRecord, ...] = ()
     removed_checkpoints: tuple[tuple[str, str], ...] = ()
+    migrations: tuple[MigrationRecord, ...] = ()
 
 
 class Journal(Protocol):
@@ -197,14 +235,18 @@ class Journal(Protocol):
         erased: str | None = None,
         checkpoints: Sequence[CheckpointRecord] = (),
         dropped: Sequence[CheckpointRecord] = (),
+        migrations: Sequence[MigrationRecord] = (),
+        given_up: Sequence[MigrationRecord] = (),
     ) -> None:
-        """Write sandboxes and checkpoints and forget others, all or nothing.
+        """Write sandboxes, checkpoints and migrations and forget others, all or nothing.
 
         Args:
             records: sandboxes to write.
             erased: a sandbox to forget whose id is not remembered: it was nobody's.
             checkpoints: to write.
             dropped: checkpoints to forget, but for their ids.
+            migrations: to write.
+            given_up: migrations to forget.
         """
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
