@@ -10,6 +10,7 @@ import pytest
 from dsec.base.errors import NodeUnavailableError, RuntimeFailedError, UnknownOutcomeError
 from dsec.model.process import CommandRequest, ErrorEvent, OutputEvent, ProcessState
 from dsec.model.sandbox import SandboxSpec, SandboxState
+from dsec.model.state import ForkRequest
 from dsec.node.node import Node
 from dsec.node.recovery import GONE
 from dsec.stores.journal import SqliteJournal
@@ -67,6 +68,22 @@ async def test_a_sandbox_whose_processes_are_gone_has_failed_and_the_platform_is
             await node.run(BOX, sh("true"))
         await check_no_leak(host, node)
         await node.remove(BOX)
+
+
+async def test_one_that_has_to_end_at_the_start_takes_nothing_with_it_that_its_brothers_begin_from() -> None:
+    host = MemoryHost()
+    async with host.node() as node:
+        await node.create(SandboxSpec(), sandbox_id=BOX)
+        await node.write_file(BOX, "f", b"at the fork")
+        await node.state.fork(BOX, ForkRequest(count=2, sandbox_ids=("sbx-first", "sbx-second")))
+        await node.write_file("sbx-second", "f", b"later")
+    await host.runtime.instance("sbx-first-g0").end_init("killed while no node ran")
+    async with host.node() as node:
+        assert (await node.inspect("sbx-first")).state is SandboxState.FAILED
+        await node.rollback("sbx-second")
+        assert [chunk async for chunk in node.read_file("sbx-second", "f")] == [b"at the fork"]
+        await anyio.wait_all_tasks_blocked()
+        await check_no_leak(host, node)
 
 
 async def test_what_nobody_claims_is_discarded() -> None:

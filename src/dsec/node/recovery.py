@@ -58,9 +58,10 @@ class Recovery:
         for record in content.sandboxes:
             if record.state not in _OVER and record.state not in _NEVER_ACKNOWLEDGED and not _is_waste(record, pools):
                 self._core.slots.claim(record.slot)
+        sandboxes = self._enlist(content)
         for record in content.sandboxes:
             if record.tenancy is Tenancy.OCCUPIED:
-                await self._recover(record)
+                await self._recover(record, sandboxes.get(record.sandbox_id))
             elif _is_waste(record, pools) or not await self._adopt_berth(record):
                 await parts.journal.exchange(erased=record.sandbox_id)
         await self._discard_unclaimed()
@@ -92,18 +93,33 @@ class Recovery:
             self._core.saved.claim(sandbox.record.origin)
             sandbox.holds_origin = True
 
-    async def _recover(self, record: SandboxRecord) -> None:
-        if record.state in _NEVER_ACKNOWLEDGED:
-            # Its instance and layer are claimed by nobody now.
+    def _enlist(self, content: JournalContent) -> dict[str, Sandbox]:
+        """Take up everything that was acknowledged, with its claims on what is saved.
+
+        All claims stand before the first sandbox is recovered: one that has to end gives its own up, and would take
+        what others begin from with it.
+        """
+        sandboxes: dict[str, Sandbox] = {}
+        for record in content.sandboxes:
+            if record.tenancy is not Tenancy.OCCUPIED or record.state in _NEVER_ACKNOWLEDGED:
+                continue
+            sandbox = Sandbox(record, self._core.now_boot_s())
+            sandbox.settled.set()
+            self._core.registry.add(sandbox)
+            sandboxes[record.sandbox_id] = sandbox
+            if record.state in _OVER:
+                sandbox.holds_slot = False
+            else:
+                self._adopt_saved(sandbox)
+        return sandboxes
+
+    async def _recover(self, record: SandboxRecord, sandbox: Sandbox | None) -> None:
+        if sandbox is None:
+            # It was never acknowledged. Its instance and layer are claimed by nobody now.
             await self._core.parts.journal.delete_sandbox(record.sandbox_id)
             return
-        sandbox = Sandbox(record, self._core.now_boot_s())
-        sandbox.settled.set()
-        self._core.registry.add(sandbox)
         if record.state in _OVER:
-            sandbox.holds_slot = False
             return
-        self._adopt_saved(sandbox)
         async with sandbox.transition:
             if record.state is SandboxState.STOPPING:
                 await self._finish_stop(sandbox)
