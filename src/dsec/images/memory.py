@@ -1,15 +1,22 @@
-"""Images in memory: names without content, for tests of what stands above the store."""
+"""Images in memory: names, and the content of those that were packed, for tests of what stands above the store."""
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from dsec.base.errors import ImageNotFoundError
+from dsec.base.errors import AlreadyExistsError, ImageNotFoundError
+from dsec.images.entries import Entry, EntryKind
+from dsec.images.names import canonical_name, layers_not_found
+from dsec.images.packing import Found, Packing, PackOrder
 from dsec.images.port import MountedImage
+from dsec.model.files import FileKind
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat, LayerInfo
+from dsec.model.state import PackReport
 
 DEFAULT_CONFIG = ImageConfig(
     env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/user", "LANG": "C.UTF-8"},
@@ -18,10 +25,22 @@ DEFAULT_CONFIG = ImageConfig(
 )
 
 
+_KINDS = {
+    FileKind.FILE: EntryKind.FILE,
+    FileKind.DIRECTORY: EntryKind.DIRECTORY,
+    FileKind.SYMLINK: EntryKind.SYMBOLIC_LINK,
+}
+
+
 class MemoryImages:
-    """An `ImageStore` that holds names and configs. It begins with one image, ``python``."""
+    """An `ImageStore` that holds names and configs. It begins with one image, ``python``.
+
+    Attributes:
+        contents: trees of layers by their path, to be shared with `MemoryRuntime.contents`, which holds what is packed.
+    """
 
     def __init__(self, *names: str) -> None:
+        self.contents: dict[Path, dict[str, Any]] = {}
         self._images: dict[str, ImageInfo] = {}
         self._layers: dict[str, LayerInfo] = {}
         for name in names or ("python",):
@@ -45,9 +64,31 @@ class MemoryImages:
     def mount(self, names: Sequence[str]) -> MountedImage:
         images = [self.get(name) for name in names]
         layers = [layer for image in images for layer in image.layers]
-        return MountedImage(
-            info=images[0], layer_paths=tuple(Path("/memory/layers") / layer.digest for layer in layers)
-        )
+        return MountedImage(info=images[0], layer_paths=tuple(_layer_path(layer.digest) for layer in layers))
+
+    def mount_layers(self, digests: Sequence[str]) -> tuple[Path, ...]:
+        missing = [digest for digest in digests if digest not in self._layers]
+        if missing:
+            raise layers_not_found(missing)
+        return tuple(map(_layer_path, digests))
+
+    def pack(self, order: PackOrder) -> PackReport:
+        canonical_name(order.name)
+        # A layer in memory holds what those below have as well.
+        entries = self.contents[order.upper]
+        packing = Packing(order.scrub, lambda path: False)
+        kept = {_path_of(entry): entries[_path_of(entry)] for entry, _ in packing.kept(_entries(entries, order))}
+        if order.dry_run:
+            return packing.report()
+        if _with_tag(order.name) in self._images:
+            raise AlreadyExistsError(f"there is an image {order.name!r}", resolution="choose another name")
+        identity = repr(sorted((path, entry.mode, entry.content, entry.target) for path, entry in kept.items()))
+        digest = self._digest(identity.encode(errors="surrogateescape"))
+        self.contents[_layer_path(digest)] = copy.deepcopy(kept)
+        size_bytes = packing.content_bytes
+        self._layers[digest] = LayerInfo(digest=digest, format=LayerFormat.DIRECTORY, size_bytes=size_bytes)
+        info = self.add_image(order.name, (*order.base, digest), order.config, source=order.source)
+        return packing.report(name=info.name, layer=digest)
 
     def add_layer(self, tree: Path) -> str:
         listing = sorted(str(path.relative_to(tree)) for path in tree.rglob("*"))
@@ -85,3 +126,27 @@ class MemoryImages:
 
 def _with_tag(name: str) -> str:
     return name if ":" in name else f"{name}:latest"
+
+
+def _layer_path(digest: str) -> Path:
+    return Path("/memory/layers") / digest
+
+
+def _path_of(entry: Entry) -> str:
+    return "/" + entry.path.decode(errors="surrogateescape")
+
+
+def _entries(tree: dict[str, Any], order: PackOrder) -> Iterator[Found]:
+    for path, entry in sorted(tree.items(), key=lambda item: item[0].split("/") if item[0] != "/" else []):
+        order.check()
+        yield Found(
+            entry=Entry(
+                path=path.lstrip("/").encode(errors="surrogateescape"),
+                kind=_KINDS[entry.kind],
+                mode=entry.mode,
+                uid=entry.uid,
+                gid=entry.gid,
+                size_bytes=len(entry),
+                link=entry.target.encode(errors="surrogateescape"),
+            )
+        )

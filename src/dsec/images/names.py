@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote, unquote
 
 from dsec.base.errors import ImageNotFoundError, InvalidRequestError
@@ -56,4 +56,13 @@ def not_found(name: str, known: Iterable[str]) -> ImageNotFoundError:
         detail=detail,
         resolution=f"import it (dsec image import PATH --name {name}), build it (dsec image build DIR -t {name}), "
         f"or give an image that is here this name (dsec image tag SOURCE {name})",
+    )
+
+
+def layers_not_found(digests: Sequence[str]) -> ImageNotFoundError:
+    """Return the error for layers that are not stored on this host."""
+    return ImageNotFoundError(
+        f"{len(digests)} layers are not on this host",
+        detail="\n".join(digests),
+        resolution="bring the image that the sandbox was made from: dsec image export there, dsec image import here",
     )

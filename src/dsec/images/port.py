@@ -16,9 +16,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dsec.model.image import ImageConfig, ImageInfo
+from dsec.model.state import PackReport
+
+if TYPE_CHECKING:
+    from dsec.images.packing import PackOrder
+
+_DIGEST_LENGTH = 64
+"""Hexadecimal digits of a SHA-256."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,23 @@ class ImageStore(Protocol):
             StateCorruptedError: a layer's file is missing or does not verify.
         """
 
+    def mount_layers(self, digests: Sequence[str]) -> tuple[Path, ...]:
+        """Mount layers by their digests, named or not, and return where each can be read.
+
+        Raises:
+            ImageNotFoundError: some are not stored here; names their digests.
+            StateCorruptedError: a layer's file is missing or does not verify.
+        """
+
+    def pack(self, order: PackOrder) -> PackReport:
+        """Store a frozen writable layer, scrubbed, and name the image of the layers below and this one on top: all or
+        nothing, whatever kills us. Blocks for as long as the content takes.
+
+        Raises:
+            AlreadyExistsError: the name is taken.
+            HostDiskFullError: no space.
+        """
+
     def add_layer(self, tree: Path) -> str:
         """Store the directory `tree` (owners, modes, xattrs, hard links, devices kept) and return its digest."""
 
@@ -70,3 +94,16 @@ class ImageStore(Protocol):
 
     def release(self) -> None:
         """Unmount the layers that no live sandbox of this node uses."""
+
+
+def layer_digest(path: Path) -> str:
+    """Return the digest of the layer that is read at a path: every store names its directories by them.
+
+    Raises:
+        ValueError: it is no layer's path.
+    """
+    for part in reversed(path.parts):
+        digits = part.removeprefix("sha256:")
+        if len(digits) == _DIGEST_LENGTH:
+            return f"sha256:{digits}"
+    raise ValueError(f"{path} is no path of a layer")

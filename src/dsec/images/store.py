@@ -14,21 +14,27 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.base.errors import InvalidRequestError, StateCorruptedError
+from dsec.base.errors import AlreadyExistsError, InvalidRequestError, StateCorruptedError
 from dsec.images import erofs, layers
+from dsec.images.below import Below
 from dsec.images.catalog import Catalog, image_id
 from dsec.images.durable import exclusive, full_disk_reported, sync_path, write_atomically
 from dsec.images.layer_mounts import LayerMounts
 from dsec.images.layers import LayerRecord, hex_of
-from dsec.images.names import canonical_name, not_found
+from dsec.images.names import canonical_name, layers_not_found, not_found
+from dsec.images.packing import Kept, Packing, PackOrder
 from dsec.images.port import MountedImage
 from dsec.images.staging import Pins, Staging, WorkDirectory, remove_tree
+from dsec.images.tree_reader import entries_of_upper
+from dsec.images.tree_writer import TreeWriter
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
+from dsec.model.state import PackReport
 
 _DIRECTORIES = ("layers", "names", "diffs", "mounts", "staging", "pins")
 
@@ -146,6 +152,54 @@ class LocalImageStore:
             self._pins.add(digest)
             self._held.add(digest)
 
+    def mount_layers(self, digests: Sequence[str]) -> tuple[Path, ...]:
+        """Mount layers by their digests. See the port."""
+        missing = [digest for digest in digests if not (self._layers / hex_of(digest)).is_dir()]
+        if missing:
+            raise layers_not_found(missing)
+        with exclusive(self._lock):
+            records = [self._record(digest) for digest in digests]
+            targets = tuple(self._mounts.ensure(record) for record in records)
+            if not self._mounts.are_real:
+                self._hold(digests)
+        return targets
+
+    def pack(self, order: PackOrder) -> PackReport:
+        """Make an image of a frozen writable layer. See the port."""
+        name = canonical_name(order.name)
+        with Below(order.layer_paths) as below:
+            packing = Packing(order.scrub, below.is_directory)
+            kept = packing.kept(entries_of_upper(order.upper, order.check))
+            if order.dry_run:
+                deque(kept, maxlen=0)
+                return packing.report()
+            self._check_free(name)
+            layer = self._pack(order, name, kept)
+        return packing.report(name=name, layer=layer)
+
+    def _pack(self, order: PackOrder, name: str, kept: Iterable[Kept]) -> str:
+        pinned = list(order.base)
+        with self.work_directory() as work, self.undone_on_failure(pinned):
+            with exclusive(self._lock):
+                for digest in pinned:
+                    self._pins.add(digest)
+            tree = work.path / "tree"
+            with full_disk_reported("packing a sandbox"), TreeWriter(tree, keep_devices=True) as writer:
+                for entry, content in kept:
+                    writer.add(entry, content())
+            order.check()
+            pinned.append(self.take_layer(tree))
+            order.check()
+            self.add_image(name, pinned, order.config, source=order.source, replace=False)
+            return pinned[-1]
+
+    def _check_free(self, name: str) -> None:
+        if self._catalog.read(name) is not None:
+            raise AlreadyExistsError(
+                f"there is an image {name!r}",
+                resolution=f"choose another name, or remove it first: dsec image rm {name}",
+            )
+
     def add_layer(self, tree: Path) -> str:
         """Store a copy of the directory `tree`. See the port."""
         return self._store_layer(tree, take=False)
@@ -169,16 +223,21 @@ class LocalImageStore:
                     sync_path(self._layers)
         return record.digest
 
-    def add_image(self, name: str, layers: Sequence[str], config: ImageConfig, *, source: str) -> ImageInfo:
+    def add_image(
+        self, name: str, layers: Sequence[str], config: ImageConfig, *, source: str, replace: bool = True
+    ) -> ImageInfo:
         """Give a stack of stored layers a name. See the port.
 
         Raises:
             StateCorruptedError: a layer is not stored.
+            AlreadyExistsError: the name is taken, and `replace` is False.
         """
         known = canonical_name(name)
         if not layers:
             raise InvalidRequestError(f"image {known!r} would have no layer", resolution="give it at least one")
         with full_disk_reported(f"naming image {known!r}"), exclusive(self._lock):
+            if not replace:
+                self._check_free(known)
             infos = tuple(self._record(digest).info for digest in layers)
             image = ImageInfo(
                 name=known,

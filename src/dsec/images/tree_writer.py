@@ -19,14 +19,15 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
 from dsec.base.errors import HostDiskFullError, InvalidRequestError, UnsafeArchiveError
-from dsec.base.units import GIB, KIB, MIB
+from dsec.base.units import GIB, KIB
 from dsec.images.entries import Entry, EntryKind
-from dsec.images.listing import MAX_DEPTH, Node, read_xattrs, walk
+from dsec.images.listing import MAX_DEPTH, Node, walk
+from dsec.images.tree_reader import content_of, entry_of
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -417,35 +418,10 @@ def copy_tree(tree: Path, writer: TreeWriter, progress: Callable[[int], None] | 
 
 
 def _copy_node(node: Node, writer: TreeWriter, linked: dict[tuple[int, int], bytes]) -> None:
-    status = node.status
-    kind = _KINDS[stat.S_IFMT(status.st_mode)]
-    link = b""
-    if kind is EntryKind.SYMBOLIC_LINK:
-        link = os.readlink(node.name, dir_fd=node.parent_fd)
-    elif kind is not EntryKind.DIRECTORY and status.st_nlink > 1:
+    entry, status = entry_of(node), node.status
+    if entry.kind is not EntryKind.DIRECTORY and status.st_nlink > 1:
         first = linked.setdefault((status.st_dev, status.st_ino), node.path)
         if first != node.path:
-            kind, link = EntryKind.HARD_LINK, first
-    entry = Entry(
-        path=node.path,
-        kind=kind,
-        mode=stat.S_IMODE(status.st_mode),
-        uid=status.st_uid,
-        gid=status.st_gid,
-        mtime_s=status.st_mtime_ns // 1_000_000_000,
-        size_bytes=status.st_size if kind is EntryKind.FILE else 0,
-        link=link,
-        device=status.st_rdev,
-        xattrs=read_xattrs(node),
-    )
-    writer.add(entry, _content_of(node) if kind is EntryKind.FILE else ())
-
-
-def _content_of(node: Node) -> Iterable[bytes]:
-    """Yield a file's bytes: exactly as many as its size said, so that a file that grows meanwhile is no bomb."""
-    fd = os.open(node.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=node.parent_fd)
-    with os.fdopen(fd, "rb", buffering=0) as file:
-        left = node.status.st_size
-        while left > 0 and (chunk := file.read(min(left, MIB))):
-            left -= len(chunk)
-            yield chunk
+            writer.add(replace(entry, kind=EntryKind.HARD_LINK, link=first, size_bytes=0))
+            return
+    writer.add(entry, content_of(node) if entry.kind is EntryKind.FILE else ())

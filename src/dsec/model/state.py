@@ -149,8 +149,8 @@ class ScrubRules(Value, frozen=True):
     """What a pack leaves out, so that residue and answers do not ride along.
 
     Attributes:
-        defaults: whether the rules of every pack apply: shell and tool histories, caches of package
-            managers and compilers, temporary directories, editor leftovers, credentials in well-known places.
+        defaults: whether the rules of every pack apply: shell and tool histories, caches of package managers and
+            compilers, temporary directories, logs, editor leftovers, credentials in well-known places, machine ids.
         remove: patterns of one's own, as in a .gitignore; relative ones match at any depth.
         keep: patterns that win over both.
     """

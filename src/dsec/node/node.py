@@ -17,6 +17,7 @@ import msgspec
 
 from dsec import __version__
 from dsec.base.errors import NodeUnavailableError, SandboxDiskFullError, SandboxExitedError, SandboxNotFoundError
+from dsec.images.port import layer_digest
 from dsec.linux.pipes import Pipe
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo
@@ -56,10 +57,6 @@ from dsec.service.content import ByteStream, GeneratedStream
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
 
 _STEADY = frozenset({SandboxState.READY, SandboxState.PAUSED, SandboxState.STOPPED, SandboxState.FAILED})
-
-
-_DIGEST_LENGTH = 64
-"""Hexadecimal digits of a SHA-256."""
 
 
 class Node:
@@ -124,9 +121,7 @@ class Node:
     def layers_in_use(self) -> frozenset[str]:
         """Digests of the image layers that sandboxes stand on."""
         held = (*self._core.registry, *self._core.vacant.values())
-        paths = {Path(path) for sandbox in held for path in sandbox.record.layer_paths}
-        # The store names a layer's directory, or the mount of its file, by the digest.
-        return frozenset(f"sha256:{part}" for path in paths for part in path.parts if len(part) == _DIGEST_LENGTH)
+        return frozenset(layer_digest(Path(path)) for sandbox in held for path in sandbox.record.layer_paths)
 
     async def aclose(self) -> None:
         """Take no more requests and end those under way with `NodeUnavailableError`. Sandboxes live on. Idempotent."""

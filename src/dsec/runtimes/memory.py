@@ -7,6 +7,7 @@ as real ones are. It stands in the node's tests and passes the conformance suite
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,13 @@ from dsec.runtimes.memory_tree import Tree, resolve_user
 from dsec.runtimes.port import Files, Fingerprint, Instance, LaunchRequest, Process, SpawnRequest
 
 _ABSENT = frozenset(
-    {Capability.NETWORK_ALLOW, Capability.DISK_QUOTA, Capability.CHECKPOINT, Capability.CORE_SCHEDULING}
+    {
+        Capability.NETWORK_ALLOW,
+        Capability.DISK_QUOTA,
+        Capability.CHECKPOINT,
+        Capability.CORE_SCHEDULING,
+        Capability.SWAP_FILE,
+    }
 )
 _LIMITS = {
     "memory_bytes": Capability.MEMORY_LIMIT,
@@ -46,7 +53,12 @@ _LIMITS = {
 
 
 class MemoryInstance:
-    """One launched generation of a sandbox."""
+    """One launched generation of a sandbox.
+
+    Attributes:
+        memory_bytes, swap_bytes: what it holds in memory and in swap, for tests to set.
+        prefetched: how often it was told to read its memory back.
+    """
 
     def __init__(self, runtime: MemoryRuntime, request: LaunchRequest, entries: dict[str, Any]) -> None:
         self.instance_id = request.instance_id
@@ -62,6 +74,9 @@ class MemoryInstance:
         self._terminated = False
         self._tasks = 1
         self.host_name = request.hostname
+        self.memory_bytes = 0
+        self.swap_bytes = 0
+        self.prefetched = 0
         self.mounts: tuple[str, ...] = ()
 
     @property
@@ -128,25 +143,42 @@ class MemoryInstance:
         self._running.clear()
 
     async def resume(self) -> None:
+        """Thaw. The guest touches all it has at once."""
         self.check_alive()
         self._running.set()
+        self.memory_bytes, self.swap_bytes = self.memory_bytes + self.swap_bytes, 0
 
     async def release_memory(self) -> int:
-        """Nothing here has memory of its own to give."""
         self.check_alive()
         if not self.paused:
             raise InvalidStateError(f"{self.instance_id} is not paused")
-        return 0
+        await asyncio.sleep(0)
+        released, self.memory_bytes = self.memory_bytes, 0
+        self.swap_bytes += released
+        return released
+
+    async def swappable_bytes(self) -> int | None:
+        self.check_alive()
+        return self.memory_bytes
 
     async def prefetch(self, timeout_s: float) -> None:
         self.check_alive()
+        self.prefetched += 1
 
     async def statistics(self) -> SandboxStats:
         self.check_alive()
-        return SandboxStats(cpu_s=0.0, memory_bytes=0, memory_peak_bytes=0, processes=self._tasks, oom_kills=0)
+        return SandboxStats(
+            cpu_s=0.0,
+            memory_bytes=self.memory_bytes,
+            memory_peak_bytes=self.memory_bytes,
+            processes=self._tasks,
+            oom_kills=0,
+            swap_bytes=self.swap_bytes,
+        )
 
     async def fingerprint(self) -> Fingerprint:
         self.check_alive()
+        self._forget_ended()
         return Fingerprint(processes=self._tasks, command_groups=tuple(sorted(self._processes)), mounts=self.mounts)
 
     async def set_host_name(self, name: str) -> None:
@@ -186,7 +218,8 @@ class MemoryRuntime:
     """A `Runtime` in this process.
 
     Attributes:
-        contents: file trees by upper directory, to be shared with `MemoryWritableLayers`.
+        contents: file trees by upper directory, to be shared with `MemoryWritableLayers`, and by layer path where a
+            layer has content, with `MemoryImages`. A new writable layer begins with what the layers below have.
         quotas: quotas by upper directory, likewise.
         used_host_ids: first host id by instance, so that tests can see that none is shared.
     """
@@ -229,7 +262,11 @@ class MemoryRuntime:
                 raise CapabilityMissingError(f"{name} cannot be enforced: {capability.value} is missing")
         # A real launch takes a while, and is undone when it is cancelled: here it has not begun then.
         await asyncio.sleep(0)
-        instance = MemoryInstance(self, request, self.contents.setdefault(request.upper, {}))
+        entries = self.contents.setdefault(request.upper, {})
+        if not entries:
+            for path in request.layer_paths:
+                entries.update(copy.deepcopy(self.contents.get(path, {})))
+        instance = MemoryInstance(self, request, entries)
         self._instances[request.instance_id] = instance
         self.used_host_ids[request.instance_id] = request.first_host_id
         return instance
@@ -249,6 +286,10 @@ class MemoryRuntime:
     def instance(self, instance_id: str) -> MemoryInstance:
         """Return the fake itself, for tests that look inside."""
         return self._instances[instance_id]
+
+    def swapped_bytes(self) -> int:
+        """Return what all instances have in swap."""
+        return sum(instance.swap_bytes for instance in self._instances.values())
 
     def forget(self, instance_id: str) -> None:
         self._instances.pop(instance_id, None)

@@ -89,6 +89,7 @@ class MemoryHost:
         clock: Clock | None = None,
     ) -> NodeParts:
         """Return parts of a node on this host; tests replace some of them."""
+        self.images.contents = self.runtime.contents
         return NodeParts(
             node_id="test0",
             runtime=runtime or self.runtime,

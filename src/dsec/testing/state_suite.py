@@ -14,12 +14,21 @@ from dsec.base.errors import (
     InvalidRequestError,
     LimitExceededError,
     NotFoundError,
+    PathNotFoundError,
     SandboxNotFoundError,
     SnapshotNotFoundError,
 )
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxSpec, SandboxState
-from dsec.model.state import CheckpointRequest, ForkRequest, JobAction, JobProgress, JobReport
+from dsec.model.state import (
+    CheckpointRequest,
+    ForkRequest,
+    JobAction,
+    JobProgress,
+    JobReport,
+    PackRequest,
+    ScrubRules,
+)
 from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
 from dsec.service.state import StateService
@@ -54,7 +63,7 @@ class StateSuite:
         await service.write_file(box, _FILE, content)
 
     async def _read(self, service: SandboxService, box: str) -> bytes:
-        return b"".join([piece async for piece in service.read_file(box, _FILE)])
+        return await self._content(service, box, _FILE)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
@@ -186,6 +195,63 @@ class StateSuite:
         with pytest.raises(error):
             await state.fork(box, request_)
         assert [info.sandbox_id for info in await service.list()] == [box]
+
+    # -- packs --------------------------------------------------------------------------------------------------
+
+    async def test_a_pack_is_an_image_with_what_the_session_wrote_and_without_its_residue(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await service.write_file(box, "/usr/bin/mine", b"one", user="root")
+        await service.write_file(box, "/root/.bash_history", b"secret", user="root")
+        await self._write(service, box, b"temporary")
+        report = await state.pack(box, PackRequest(name="packed:v1"))
+        assert "/root/.bash_history: histories" in report.removed
+        assert await self._read(service, box) == b"temporary"
+        other = (await service.create(SandboxSpec(image="packed:v1"))).sandbox_id
+        assert await self._content(service, other, "/usr/bin/mine") == b"one"
+        for path in ("/root/.bash_history", _FILE):
+            with pytest.raises(PathNotFoundError):
+                await service.stat_file(other, path, user="root")
+
+    async def test_a_checkpoint_is_packed_as_it_was(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await service.write_file(box, "/usr/bin/mine", b"one", user="root")
+        await state.checkpoint(box, CheckpointRequest(name="one"))
+        await service.write_file(box, "/usr/bin/mine", b"two", user="root")
+        await state.pack(box, PackRequest(name="packed", checkpoint="one"))
+        other = (await service.create(SandboxSpec(image="packed"))).sandbox_id
+        assert await self._content(service, other, "/usr/bin/mine") == b"one"
+        with pytest.raises(SnapshotNotFoundError):
+            await state.pack(box, PackRequest(name="other", checkpoint="nothing"))
+
+    async def test_a_dry_run_of_a_pack_makes_nothing_and_says_the_same(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await service.write_file(box, "/root/.netrc", b"secret", user="root")
+        before = [image.name for image in await service.images()]
+        dry = await state.pack(box, PackRequest(name="packed", dry_run=True))
+        assert [image.name for image in await service.images()] == before
+        made = await state.pack(box, PackRequest(name="packed"))
+        assert (dry.files, dry.removed) == (made.files, made.removed)
+        assert (dry.name, dry.layer) == ("", "")
+
+    async def test_a_pack_that_cannot_be_makes_nothing(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        before = [image.image_id for image in await service.images()]
+        for request, error in (
+            (PackRequest(name=self.image), AlreadyExistsError),
+            (PackRequest(name="../x"), InvalidRequestError),
+            (PackRequest(name="x", scrub=ScrubRules(remove=("!x",))), InvalidRequestError),
+        ):
+            with pytest.raises(error):
+                await state.pack(box, request)
+        assert [image.image_id for image in await service.images()] == before
+        assert await state.list_checkpoints(box) == []
+
+    async def _content(self, service: SandboxService, box: str, path: str) -> bytes:
+        return b"".join([piece async for piece in service.read_file(box, path)])
 
     # -- comparisons --------------------------------------------------------------------------------------------
 

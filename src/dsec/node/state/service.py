@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
+import anyio
+
 from dsec.base.errors import CapabilityMissingError
 from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.model.state import (
@@ -26,7 +28,7 @@ from dsec.model.state import (
 from dsec.node.core import Core
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox
-from dsec.node.state import checkpoints, fingerprints, forks, hooks
+from dsec.node.state import checkpoints, fingerprints, forks, hooks, packing
 from dsec.node.state.jobs import Jobs
 
 
@@ -44,6 +46,7 @@ class State:
         self._lifetimes = lifetimes
         self._ready = ready
         self._jobs = Jobs(core, lifetimes)
+        self._packs = anyio.CapacityLimiter(packing.PACKS_AT_ONCE)
 
     async def checkpoint(self, sandbox_id: str, request: CheckpointRequest = CheckpointRequest()) -> CheckpointInfo:
         sandbox = await self._standing(sandbox_id, runs=request.hooks)
@@ -77,7 +80,9 @@ class State:
         raise _missing("snapshots")
 
     async def pack(self, sandbox_id: str, request: PackRequest) -> PackReport:
-        raise _missing("packs")
+        sandbox = await self._standing(sandbox_id, runs=False)
+        with self._core.activity(sandbox):
+            return await packing.pack(self._core, sandbox, request, self._packs)
 
     async def migrate(self, sandbox_id: str, request: MigrationRequest) -> MigrationReport:
         raise _missing("migration")
