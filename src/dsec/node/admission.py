@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dsec.base.clock import Clock
-from dsec.base.errors import DsecError, error_from_code
+from dsec.base.errors import DsecError, NodeUnavailableError, error_from_code
 from dsec.node.host import HostProbe
 from dsec.node.settings import NodeSettings
 from dsec.pools.admission import Admission, AdmissionPolicy, Pressure, Refusal
@@ -15,8 +15,16 @@ _STALLS_HOLD_S = 0.5
 """The kernel averages stalls over 10 s and every 2 s: reading them for each of many creations tells nothing new."""
 
 
+DRAINING = "draining"
+_ASK_AGAIN_S = 30.0
+
+
 class NodeAdmission:
-    """Measure, judge, and raise the reason why not."""
+    """Measure, judge, and raise the reason why not.
+
+    Attributes:
+        draining: the node is being emptied; nothing is admitted, whatever is measured.
+    """
 
     def __init__(self, settings: NodeSettings, host: HostProbe, clock: Clock) -> None:
         self._host = host
@@ -24,6 +32,7 @@ class NodeAdmission:
         self._policy = Admission(admission_policy(settings))
         self._stalls: Mapping[str, float] = {}
         self._stalls_boot_s: float | None = None
+        self.draining = False
 
     def pressure(self, live: int) -> Pressure:
         """Measure."""
@@ -39,7 +48,22 @@ class NodeAdmission:
 
     def refusal(self, live: int) -> Refusal | None:
         """Return the first reason why one more is not admitted; None: it is."""
+        if self.draining:
+            return Refusal(
+                gauge=DRAINING,
+                code=NodeUnavailableError.code,
+                measured=1,
+                threshold=0,
+                brief="the node is being drained and takes no more sandboxes",
+                resolution="use another node, or end it with `dsec node drain --undo`",
+                retry_after_s=_ASK_AGAIN_S,
+            )
         return next(iter(self._policy.judge(self.pressure(live)).refusals), None)
+
+    def check_not_draining(self) -> None:
+        """Raise `NodeUnavailableError` while the node is drained: also where a pool has a sandbox to give."""
+        if self.draining:
+            self.admit(0)
 
     def admit(self, live: int) -> None:
         """Raise the reason why not.

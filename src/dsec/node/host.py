@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from dsec.linux.pressure import process_share, stall_shares
+from dsec.linux.pressure import process_share, processor_times, stall_shares
 
 
 class HostProbe(Protocol):
@@ -23,6 +23,12 @@ class HostProbe(Protocol):
         """Shares, 0 to 1, of how long tasks waited and of the processes that are taken, by the field of
         `dsec.pools.admission.Pressure`; what the host does not count is left out."""
 
+    def capacity(self) -> tuple[int, int]:
+        """What the host has: thousandths of a processor, and bytes of memory."""
+
+    def processor_share(self) -> float:
+        """Share, 0 to 1, of the processors' time that was used since the last call, or since the boot."""
+
 
 class SystemHost:
     """This host, for a state directory.
@@ -35,6 +41,7 @@ class SystemHost:
     def __init__(self, state_dir: Path, *, volume_free_bytes: Callable[[], int] | None = None) -> None:
         self._state_dir = state_dir
         self._volume_free_bytes = volume_free_bytes
+        self._times = (0, 0)
 
     def free_disk_bytes(self) -> int:
         if self._volume_free_bytes is not None:
@@ -58,6 +65,14 @@ class SystemHost:
         }
         pids = process_share()
         return found if pids is None else {**found, "pids": pids}
+
+    def capacity(self) -> tuple[int, int]:
+        return capacity()
+
+    def processor_share(self) -> float:
+        before, self._times = self._times, processor_times()
+        used, all_time = self._times[0] - before[0], self._times[1] - before[1]
+        return min(1.0, max(0.0, used / all_time)) if all_time > 0 else 0.0
 
 
 def boot_id() -> str:

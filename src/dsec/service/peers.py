@@ -17,9 +17,11 @@ What every driver holds to:
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from dsec.base.errors import InvalidRequestError
+from dsec.placement.view import NodeView
 from dsec.service.content import ByteStream
 from dsec.service.migration import (
     MigrationAccepted,
@@ -93,9 +95,22 @@ class Peer(Protocol):
     async def status(self, migration_id: str) -> MigrationStatus:
         """Ask how a migration stands there, as its source or as its target. An unknown one was given up."""
 
+    async def view(self) -> NodeView:
+        """Ask how full the node is, and whether it takes sandboxes. Changes nothing; may be repeated."""
+
+
+@runtime_checkable
+class HasPeerSide(Protocol):
+    """A service whose node answers its peers."""
+
+    migrations: Peer
+
 
 class Peers(Protocol):
     """The other nodes that this one may move sandboxes to, and take them from."""
+
+    def known(self) -> Sequence[Peer]:
+        """Return all of them, in the order of the settings; nothing is asked of any."""
 
     async def find(self, node: str) -> Peer:
         """Return the peer of this id or URL.
@@ -108,6 +123,9 @@ class Peers(Protocol):
 
 class NoPeers:
     """The `Peers` of a node that has none."""
+
+    def known(self) -> Sequence[Peer]:
+        return ()
 
     async def find(self, node: str) -> Peer:
         raise InvalidRequestError(

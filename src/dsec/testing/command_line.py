@@ -38,6 +38,12 @@ class RoomyHost:
     def stalls(self) -> dict[str, float]:
         return {}
 
+    def capacity(self) -> tuple[int, int]:
+        return 64_000, 1 << 40
+
+    def processor_share(self) -> float:
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Dsec:

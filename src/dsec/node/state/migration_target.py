@@ -11,6 +11,8 @@ from __future__ import annotations
 from dsec.base.errors import CapabilityMissingError
 from dsec.node.core import Core
 from dsec.node.lifetimes import Lifetimes
+from dsec.node.view import view_of
+from dsec.placement.view import NodeView
 from dsec.service.content import ByteStream
 from dsec.service.migration import (
     MigrationAccepted,
@@ -58,3 +60,6 @@ class Migrations:
 
     async def status(self, migration_id: str) -> MigrationStatus:
         raise CapabilityMissingError("this node receives no sandboxes yet")
+
+    async def view(self) -> NodeView:
+        return view_of(self._core)
