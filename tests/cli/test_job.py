@@ -14,7 +14,7 @@ from dsec.testing.command_line import Dsec
 
 def answer(dsec: Dsec, monkeypatch: pytest.MonkeyPatch, events: Sequence[JobEvent]) -> None:
     @asynccontextmanager
-    async def change_job(job: str, action: JobAction) -> AsyncIterator[AsyncIterator[JobEvent]]:
+    async def change_job(job: str, action: JobAction, **_: object) -> AsyncIterator[AsyncIterator[JobEvent]]:
         async def told() -> AsyncIterator[JobEvent]:
             for event in events:
                 yield event

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dsec.linux.cgroups import CgroupLimits, CgroupMode, CgroupMounts, Cgroups
+from dsec.linux.kernel_write import KernelWrites
 from dsec.linux.mounts import mount_table
 
 ALL = CgroupLimits(memory_bytes=1 << 30, swap_bytes=1 << 20, pids=77, cpu_millis=1500, idle=True)
@@ -134,7 +135,7 @@ def test_unified_memory_is_reclaimed_with_room_in_swap_that_is_taken_back(unifie
     (group / "memory.swap.current").write_text("100\n")
     (group / "memory.reclaim").touch()
     (group / "memory.swap.max").write_text("0\n")
-    unified.release_memory("g")
+    unified.release_memory("g", KernelWrites())
     assert (group / "memory.reclaim").read_text() == "4096"
     # A plain file keeps the end of the longer number, 4196, that stood there meanwhile.
     assert (group / "memory.swap.max").read_text() == "0\n96"
@@ -147,7 +148,7 @@ def test_unified_swap_limit_that_is_wide_enough_is_left_alone(unified: Cgroups, 
     (group / "memory.current").write_text("4096\n")
     (group / "memory.reclaim").touch()
     (group / "memory.swap.max").write_text(limit)
-    unified.release_memory("g")
+    unified.release_memory("g", KernelWrites())
     assert (group / "memory.swap.max").read_text() == limit
 
 
@@ -156,7 +157,7 @@ def test_hybrid_memory_is_forced_out(hybrid: Cgroups, tmp_path: Path) -> None:
     (group / "memory.usage_in_bytes").write_text("4096\n")
     (group / "memory.stat").write_text("cache 0\nswap 12288\n")
     (group / "memory.force_empty").touch()
-    assert hybrid.release_memory("g") == 0
+    assert hybrid.release_memory("g", KernelWrites()) == 0
     assert (group / "memory.force_empty").read_text() == "0"
     assert hybrid.swapped_bytes("g") == 12288
 
@@ -165,7 +166,7 @@ def test_memory_that_is_not_accounted_is_not_given_back(tmp_path: Path) -> None:
     (tmp_path / "dsec/n/g").mkdir(parents=True)
     for mounts in (CgroupMounts(CgroupMode.UNIFIED, tmp_path, {}), CgroupMounts(CgroupMode.HYBRID, tmp_path, {})):
         cgroups = Cgroups(mounts, "dsec/n")
-        assert (cgroups.release_memory("g"), cgroups.swapped_bytes("g")) == (0, None)
+        assert (cgroups.release_memory("g", KernelWrites()), cgroups.swapped_bytes("g")) == (0, None)
 
 
 def test_processes_of_a_group_and_its_children_are_read_up_to_a_bound(unified: Cgroups) -> None:

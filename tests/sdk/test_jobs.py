@@ -19,7 +19,7 @@ def answering(events: Sequence[JobEvent], monkeypatch: pytest.MonkeyPatch) -> li
     asked: list[tuple[str, JobAction]] = []
 
     @asynccontextmanager
-    async def change_job(_: State, job: str, action: JobAction) -> AsyncIterator[AsyncIterator[JobEvent]]:
+    async def change_job(_: State, job: str, action: JobAction, **__: object) -> AsyncIterator[AsyncIterator[JobEvent]]:
         async def told() -> AsyncIterator[JobEvent]:
             for event in events:
                 yield event

@@ -8,7 +8,7 @@ from dsec.base.errors import NodeUnavailableError, PlatformError
 from dsec.base.units import format_size
 from dsec.cli.context import Options, pass_options
 from dsec.cli.output import note, print_json, print_table, printable
-from dsec.cli.parameters import json_option
+from dsec.cli.parameters import json_option, keep_memory_option
 from dsec.model.state import JobAction, JobInfo, JobProgress, JobReport
 from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
@@ -40,11 +40,12 @@ def _row(info: JobInfo) -> tuple[str, str, str, str]:
 
 @job.command(name="pause")
 @click.argument("name", metavar="JOB")
+@keep_memory_option
 @json_option
 @pass_options
-def pause(options: Options, name: str, as_json: bool) -> None:
-    """Pause every sandbox of a job; asking again does what is left."""
-    _change(options, name, JobAction.PAUSE, as_json)
+def pause(options: Options, name: str, keep_memory: bool, as_json: bool) -> None:
+    """Pause every sandbox of a job and give its memory back; asking again does what is left."""
+    _change(options, name, JobAction.PAUSE, as_json, keep_memory=keep_memory)
 
 
 @job.command(name="resume")
@@ -56,8 +57,8 @@ def resume(options: Options, name: str, as_json: bool) -> None:
     _change(options, name, JobAction.RESUME, as_json)
 
 
-def _change(options: Options, name: str, action: JobAction, as_json: bool) -> None:
-    report = options.run(lambda service: _follow(service, name, action))
+def _change(options: Options, name: str, action: JobAction, as_json: bool, *, keep_memory: bool = False) -> None:
+    report = options.run(lambda service: _follow(service, name, action, keep_memory))
     if as_json:
         print_json(report)
     else:
@@ -70,10 +71,10 @@ def _change(options: Options, name: str, action: JobAction, as_json: bool) -> No
         click.get_current_context().exit(PlatformError.exit_code)
 
 
-async def _follow(service: SandboxService, name: str, action: JobAction) -> JobReport:
+async def _follow(service: SandboxService, name: str, action: JobAction, keep_memory: bool) -> JobReport:
     """Show how far it is and return the report."""
     tenths = 0
-    async with state_of(service).change_job(name, action) as events:
+    async with state_of(service).change_job(name, action, keep_memory=keep_memory) as events:
         async for event in events:
             if isinstance(event, JobReport):
                 return event

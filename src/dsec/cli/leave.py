@@ -1,5 +1,5 @@
-"""Take away what a node keeps on its host between its lives: the mounts of its state directory, its control groups and
-its run directory.
+"""Take away what a node keeps on its host between its lives: its swap file, the mounts of its state directory, its
+control groups and its run directory.
 
 A node that ends leaves them, because sandboxes live on in them. When all sandboxes were destroyed nobody needs them,
 and the next node makes them again.
@@ -15,6 +15,7 @@ from dsec.linux.cgroups import CgroupMounts
 from dsec.linux.mounts import mounts_under, unmount
 from dsec.node.delegation import leave_group
 from dsec.node.lock import hold_state, node_id
+from dsec.node.state.swap import SWAP_FILE, SwapFile
 from dsec.runtimes.container.run_directory import close_run_directory
 from dsec.runtimes.container.runtime import RUN_DIRECTORY
 
@@ -24,8 +25,11 @@ def leave_host(state_dir: Path) -> tuple[str, ...]:
 
     Raises:
         StateLockedError: a node lives.
+        HostOutOfMemoryError: what is in its swap has no room in memory.
     """
     with hold_state(state_dir):
+        # Before anybody deletes it: a deleted file stays on until the host restarts.
+        SwapFile(state_dir / SWAP_FILE, 0).remove()
         busy = tuple(entry.target for entry in mounts_under(state_dir) if not _unmounted(entry.target))
         node = node_id(state_dir, os.urandom)
         _remove_groups(node)

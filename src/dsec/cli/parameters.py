@@ -59,6 +59,11 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
+def keep_memory_option(command: F) -> F:
+    """Add ``--keep-memory``, passed as `keep_memory`."""
+    return click.option("--keep-memory", is_flag=True, help="Freeze only, and leave the memory where it is.")(command)
+
+
 def id_parameters(command: F) -> F:
     """Add the sandbox's id, as ``--id ID`` or in place, passed as `id_option` and `id_argument`."""
     command = click.option("--id", "id_option", metavar="ID", help="The sandbox (instead of naming it in place).")(

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsec.linux.kernel_write import KernelWrites
 from dsec.linux.mounts import mount_table
 
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -322,37 +323,51 @@ class Cgroups:
 
     # -- giving memory back ---------------------------------------------------------------------------------------
 
-    def release_memory(self, group: str) -> int:
+    def release_memory(self, group: str, writes: KernelWrites) -> int:
         """Write the memory of a frozen group to swap and drop what files have cached; return the bytes given back.
 
-        Blocks while the pages are written: seconds for a GiB. Gives back what there is room for in swap, and little
-        more than caches where there is none; 0 where memory is not accounted. Version 1 counts memory and swap under
-        one limit, which swapping leaves as full as it was. Version 2 counts swap apart, so its limit is raised for the
-        time of the call; a group may keep more swap than a limit that is lowered afterwards (cgroup-v2.rst).
+        Blocks while the pages are written, seconds for a GiB, or until `writes` is ended. Gives back what there is room
+        for in swap, and little more than caches where there is none; 0 where memory is not accounted. Version 1 counts
+        memory and swap under one limit, which swapping leaves as full as it was. Version 2 counts swap apart, so its
+        limit is raised for the time of the call; a group may keep more swap than a limit that is lowered afterwards
+        (cgroup-v2.rst).
         """
         before = self._charged(group)
         if before is None:
             return 0
         if self.mode is CgroupMode.UNIFIED:
-            self._reclaim_v2(self._unified / group, before)
+            self._reclaim_v2(self._unified / group, before, writes)
         else:
-            _write(self._v1["memory"] / group / "memory.force_empty", 0)
+            writes.write(self._v1["memory"] / group / "memory.force_empty", 0)
         return max(0, before - (self._charged(group) or 0))
 
     @staticmethod
-    def _reclaim_v2(group: Path, size_bytes: int) -> None:
+    def _reclaim_v2(group: Path, size_bytes: int, writes: KernelWrites) -> None:
         limit = _number(group / "memory.swap.max")  # None: "max", or swap is not accounted.
         needed = (_number(group / "memory.swap.current") or 0) + size_bytes
         raised = limit is not None and limit < needed
         if raised:
             _write(group / "memory.swap.max", needed)
         try:
-            _write(group / "memory.reclaim", size_bytes)
-        except BlockingIOError:
-            pass  # EAGAIN: less than all was given back, as is usual.
+            # EAGAIN, less than all was given back, is usual: the charge tells how much it was.
+            writes.write(group / "memory.reclaim", size_bytes)
         finally:
             if raised:
                 _write(group / "memory.swap.max", f"{limit}\n")
+
+    def swappable_bytes(self, group: str) -> int | None:
+        """Return how much of a group's memory only swap can take: what is no copy of a file. None where the host does
+        not account it, or offers no way to ask for it back."""
+        if self.mode is CgroupMode.UNIFIED:
+            root, anonymous, way = self._unified / group, "anon", "memory.reclaim"
+        elif "memory" in self._v1:
+            root, anonymous, way = self._v1["memory"] / group, "rss", "memory.force_empty"
+        else:
+            return None
+        counted = _keyed(root / "memory.stat")
+        if anonymous not in counted or not os.access(root / way, os.W_OK):
+            return None
+        return counted[anonymous] + counted.get("shmem", 0)
 
     def _charged(self, group: str) -> int | None:
         if self.mode is CgroupMode.UNIFIED:

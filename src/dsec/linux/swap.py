@@ -3,7 +3,7 @@
 A swap area is a file (or partition) whose first page says how many pages follow (`union swap_header` of
 include/linux/swap.h). The kernel reads that page once, at swapon(2), maps the file's blocks, and then writes to the
 disk past the file system: the file may have no holes and no copy-on-write, and must not change while it is on. File
-systems that cannot promise this (overlayfs, tmpfs, btrfs with its default options) refuse with EINVAL.
+systems that cannot promise this (overlayfs, tmpfs, btrfs for a file that is copied on write) refuse with EINVAL.
 
 The header is written here and not by mkswap(8): it is five numbers and a signature, and a node should not depend on a
 program in /usr/sbin for it.

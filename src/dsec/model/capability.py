@@ -19,6 +19,7 @@ class Capability(enum.Enum):
     PRIVATE_ID_RANGE = "private_id_range"  # Each sandbox has 65,536 host ids of its own.
     SECCOMP = "seccomp"
     PAUSE = "pause"
+    SWAP_FILE = "swap_file"  # A paused sandbox can give its memory back.
     PROCESS_TREE_KILL = "process_tree_kill"
     CONSTANT_TIME_ROLLBACK = "constant_time_rollback"
     CHECKPOINT = "checkpoint"

@@ -32,6 +32,8 @@ class EventKind(enum.Enum):
     DESTROYED = "destroyed"
     DISK_FULL = "disk_full"
     """A sandbox reached its quota and is rolled back for it, as it asked; `text` says so."""
+    MEMORY_KEPT = "memory_kept"
+    """A sandbox was paused and its memory not given back; `text` says why."""
     WARNED = "warned"
     """`text` says of what."""
     READING = "reading"

@@ -21,6 +21,7 @@ from dsec.node.lock import hold_state, node_id
 from dsec.node.node import Node
 from dsec.node.parts import NodeParts
 from dsec.node.settings import NodeSettings, default_state_dir
+from dsec.node.state.swap import SWAP_FILE, SwapFile
 from dsec.runtimes.container.ordinary import OrdinaryUser
 from dsec.runtimes.container.runtime import ContainerRuntime, ContainerRuntimeSettings
 from dsec.runtimes.port import Runtime
@@ -72,6 +73,7 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
             store=store,
             store_cache_dir=state_dir / "cache",
             exports=DirectoryExports(state_dir / "exports"),
+            swap=SwapFile(state_dir.absolute() / SWAP_FILE, settings.swap_bytes) if is_host_root() else None,
             events_file=state_dir / "events.jsonl",
             fingerprints_dir=state_dir / "fingerprints",
             boot_id=boot_id(),

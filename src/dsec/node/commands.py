@@ -64,8 +64,7 @@ async def run(core: Core, generation: Generation, request: CommandRequest) -> Co
     """Run a command to its end."""
     command = _Run(core, request)
     try:
-        with anyio.CancelScope() as scope, generation.operation(scope) as operation:
-            scope.deadline = anyio.current_time() + timeout_of(core, request)
+        with generation.time.limit(timeout_of(core, request)) as scope, generation.operation(scope) as operation:
             await command.follow(generation)
         if operation.error is not None:
             raise operation.error
@@ -229,7 +228,7 @@ class ForegroundStream:
 
     async def enforce_timeout(self) -> None:
         """Kill the tree when the time is over, whether or not anybody reads."""
-        await anyio.sleep(self._timeout_s)
+        await self._generation.time.sleep(self._timeout_s)
         self._killed = anyio.Event()
         try:
             with shielded(self._core.settings.end_timeout_s, f"killing {self.process_id}"):

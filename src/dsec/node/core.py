@@ -17,6 +17,7 @@ import msgspec
 
 from dsec.base.errors import NodeUnavailableError, RuntimeFailedError
 from dsec.lifecycle.machine import Event, next_state
+from dsec.model.capability import Capability, CapabilityReport
 from dsec.model.event import EventKind
 from dsec.model.sandbox import SandboxInfo
 from dsec.node.admission import NodeAdmission, refusal_error
@@ -39,6 +40,8 @@ SEED_FILE = "/dev/dsec-seed"
 """Holds the seed in decimal and a newline, in sandboxes that have one. It is the guest's to change, as the variables
 are; each rollback writes it anew."""
 _HOST_IDS_END = 1 << 32
+_RELEASES_AT_ONCE = 2
+"""They write to one disk; more only take processors from those that run."""
 
 
 class Core:
@@ -51,6 +54,7 @@ class Core:
         removed_checkpoints: whose checkpoint an id was that is removed.
         clean_states: what clean sandboxes look like.
         admission, recorder: who says whether one more is taken, and who keeps events.
+        releases: bounds how many paused sandboxes give their memory back at the same time.
     """
 
     def __init__(self, parts: NodeParts, supervisor: Supervisor) -> None:
@@ -69,9 +73,24 @@ class Core:
         self.admission = NodeAdmission(parts.settings, parts.host, parts.clock)
         self.recorder = Recorder(parts.clock, parts.events_file, parts.settings.maximum_events_bytes)
         self.clean_states = CleanStates(parts)
+        self.releases = anyio.CapacityLimiter(_RELEASES_AT_ONCE)
 
     def read_capabilities(self) -> None:
         self.reports = merged_reports(self.parts.runtime.capabilities(), self.parts.layers.capabilities())
+        self.reports[Capability.SWAP_FILE] = self._swap_report()
+
+    def _swap_report(self) -> CapabilityReport:
+        """Say whether paused sandboxes can give their memory back."""
+        accounted = self.reports.get(Capability.MEMORY_LIMIT)
+        if self.parts.swap is not None and accounted is not None and accounted.available:
+            return self.parts.swap.report()
+        reason = "this node has no swap" if self.parts.swap is None else "the memory of sandboxes is not accounted"
+        return CapabilityReport(
+            capability=Capability.SWAP_FILE,
+            available=False,
+            reason=reason,
+            resolution="run the node as root, with control groups that account memory",
+        )
 
     def now_boot_s(self) -> float:
         return self.parts.clock.boot_s()

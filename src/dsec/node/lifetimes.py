@@ -14,14 +14,13 @@ import anyio
 import msgspec
 import structlog
 
-from dsec.base.errors import DsecError, InvalidStateError
-from dsec.lifecycle.machine import Event, next_state
-from dsec.model.capability import Capability
+from dsec.base.errors import DsecError
 from dsec.model.sandbox import ExpiryAction, Lifetime, SandboxInfo, SandboxState
-from dsec.node.core import Core, shielded
+from dsec.node.core import Core
 from dsec.node.ending import stop
 from dsec.node.sandbox import Sandbox
-from dsec.node.validation import check_lifetime, require_capability, require_pause
+from dsec.node.state import pausing
+from dsec.node.validation import check_lifetime, require_pause
 
 _log = structlog.get_logger(__name__)
 _LONGEST_SLEEP_S = 60.0
@@ -99,7 +98,7 @@ class Lifetimes:
         cause = f"its maximum of {lifetime.maximum_s:g} s passed" if at_maximum else "it was idle for too long"
         try:
             if lifetime.on_expiry is ExpiryAction.PAUSE and sandbox.state is SandboxState.READY:
-                await pause(self._core, sandbox, only_if_idle=not at_maximum)
+                await pausing.pause_at_expiry(self._core, sandbox, only_if_idle=not at_maximum)
                 if not at_maximum:
                     self.watch(sandbox)
                 return
@@ -128,46 +127,3 @@ class Lifetimes:
             sandbox.idle_since_boot_s = now
             self.watch(sandbox)
             return core.info(sandbox)
-
-
-async def pause(core: Core, sandbox: Sandbox, *, only_if_idle: bool = False) -> None:
-    """Freeze a sandbox. Memory says `paused` first, so that operations that come now wait and then resume it."""
-    require_capability(Capability.PAUSE, "pausing", core.reports)
-    async with sandbox.transition:
-        if sandbox.state is SandboxState.PAUSED or (only_if_idle and sandbox.active):
-            return
-        generation = sandbox.running()
-        before = sandbox.record
-        # The machine's answer: it raises for a state that cannot be paused.
-        sandbox.record = msgspec.structs.replace(
-            before, state=next_state(before.state, Event.PAUSED, sandbox_id=sandbox.sandbox_id)
-        )
-        done = False
-        try:
-            with shielded(core.settings.end_timeout_s, f"pausing {sandbox.sandbox_id}"):
-                await generation.instance.pause()
-                await core.parts.journal.put_sandbox(sandbox.record)
-            done = True
-        finally:
-            if not done:
-                sandbox.record = before
-                await generation.instance.resume()
-
-
-async def resume(core: Core, sandbox: Sandbox, lifetimes: Lifetimes) -> None:
-    """Thaw a sandbox. One whose maximum passed stays paused until it is extended or stopped."""
-    async with sandbox.transition:
-        if sandbox.state is not SandboxState.PAUSED:
-            if sandbox.generation is None:
-                raise sandbox.unusable()
-            return
-        deadline = sandbox.record.deadline_boot_s
-        if deadline is not None and deadline <= core.now_boot_s():
-            raise InvalidStateError(
-                f"{sandbox.sandbox_id} is paused and its maximum lifetime is over", resolution="extend its lifetime"
-            )
-        with shielded(core.settings.end_timeout_s, f"resuming {sandbox.sandbox_id}"):
-            await sandbox.running().instance.resume()
-            await core.move(sandbox, Event.RESUMED)
-        sandbox.idle_since_boot_s = core.now_boot_s()
-        lifetimes.watch(sandbox)

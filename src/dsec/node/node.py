@@ -48,6 +48,7 @@ from dsec.node.parts import NodeParts
 from dsec.node.pools.pools import Pools
 from dsec.node.recovery import Recovery
 from dsec.node.sandbox import Generation, Sandbox
+from dsec.node.state import pausing
 from dsec.node.state.disk_full import DiskFull
 from dsec.node.state.migration_target import Migrations
 from dsec.node.state.service import State
@@ -181,23 +182,23 @@ class Node:
         self._core.check_open()
         return await self._lifetimes.extend(self._core.registry.find(sandbox_id), lifetime)
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
+    async def pause(self, sandbox_id: str, *, keep_memory: bool = False) -> SandboxInfo:
         self._core.check_open()
         sandbox = self._core.registry.find(sandbox_id)
-        await lifetimes.pause(self._core, sandbox)
+        await pausing.pause(self._core, sandbox, keep_memory=keep_memory)
         return self._core.info(sandbox)
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:
         self._core.check_open()
         sandbox = self._core.registry.find(sandbox_id)
-        await lifetimes.resume(self._core, sandbox, self._lifetimes)
+        await pausing.resume(self._core, sandbox, self._lifetimes)
         return self._core.info(sandbox)
 
     async def rollback(self, sandbox_id: str, *, snapshot: str | None = None) -> SandboxInfo:
         """Roll back to the clean state, or to the checkpoint with this id or name."""
         self._core.check_open()
         sandbox = self._core.registry.find(sandbox_id)
-        with self._core.activity(sandbox):
+        with self._core.activity(sandbox), sandbox.needed_running():
             info = await rollback.rollback(self._core, sandbox, snapshot)
         self._lifetimes.watch(sandbox)
         return info
@@ -305,7 +306,7 @@ class Node:
         permissions: int = 0o644,
         user: str | None = None,
     ) -> FileInfo:
-        async with self._files(sandbox_id, user) as files:
+        async with self._written(sandbox_id, user) as files:
             return await files.write(path, content, append=append, permissions=permissions)
 
     async def stat_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> FileInfo:
@@ -319,17 +320,17 @@ class Node:
             return await files.list(path, depth=depth)
 
     async def make_directory(self, sandbox_id: str, path: str, *, user: str | None = None) -> bool:
-        async with self._files(sandbox_id, user) as files:
+        async with self._written(sandbox_id, user) as files:
             return await files.make_directory(path)
 
     async def move_file(self, sandbox_id: str, source: str, target: str, *, user: str | None = None) -> None:
-        async with self._files(sandbox_id, user) as files:
+        async with self._written(sandbox_id, user) as files:
             await files.move(source, target)
 
     async def remove_file(
         self, sandbox_id: str, path: str, *, recursive: bool = False, user: str | None = None
     ) -> None:
-        async with self._files(sandbox_id, user) as files:
+        async with self._written(sandbox_id, user) as files:
             await files.remove(path, recursive=recursive)
 
     def watch_files(
@@ -353,7 +354,7 @@ class Node:
     async def upload(
         self, sandbox_id: str, path: str, archive: AsyncIterable[bytes], *, user: str | None = None
     ) -> None:
-        async with self._files(sandbox_id, user) as files:
+        async with self._written(sandbox_id, user) as files:
             await files.upload(path, archive)
 
     # -- the node ---------------------------------------------------------------------------------------------------
@@ -383,7 +384,7 @@ class Node:
         sandbox = self._core.registry.find(sandbox_id)
         while sandbox.state is not SandboxState.READY:
             if sandbox.state is SandboxState.PAUSED:
-                await lifetimes.resume(self._core, sandbox, self._lifetimes)
+                await pausing.resume(self._core, sandbox, self._lifetimes)
             elif sandbox.state in (SandboxState.STOPPED, SandboxState.STOPPING, SandboxState.FAILED):
                 raise sandbox.unusable()
             else:
@@ -393,6 +394,8 @@ class Node:
     async def _settled(self, sandbox: Sandbox) -> None:
         """Wait for the change of state that is under way."""
         async with sandbox.transition:
+            if sandbox.moved is not None:
+                raise sandbox.moved
             if sandbox.forgotten:
                 raise SandboxNotFoundError(f"the creation of {sandbox.sandbox_id} was undone")
             if sandbox.state not in _STEADY:
@@ -409,6 +412,13 @@ class Node:
             except SandboxDiskFullError:
                 self._disk_full.notice(sandbox)
                 raise
+
+    @asynccontextmanager
+    async def _written(self, sandbox_id: str, user: str | None) -> AsyncIterator[FileAccess]:
+        """As `_files`, for what changes files: who is about to move the sandbox waits for it."""
+        async with self._files(sandbox_id, user) as files:
+            with self._core.registry.find(sandbox_id).written_from_outside():
+                yield files
 
     async def _content(
         self,

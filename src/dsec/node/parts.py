@@ -12,6 +12,7 @@ from dsec.base.ids import RandomBytes
 from dsec.images.port import ImageStore
 from dsec.node.host import HostProbe
 from dsec.node.settings import NodeSettings
+from dsec.node.state.swap import Swap
 from dsec.runtimes.port import Runtime
 from dsec.service.peers import NoPeers, Peers
 from dsec.state.exports import Exports, MemoryExports
@@ -35,6 +36,7 @@ class NodeParts:
         store: where snapshots are kept. Whoever made the parts closes it.
         store_cache_dir: where what is known of the store is remembered (`open_chunks`); None: in memory only.
         exports: where the states that hooks exported are kept.
+        swap: where the memory of paused sandboxes goes; None: nowhere.
         peers: the nodes that sandboxes may move to and come from.
         events_file: where events are kept; None: in memory only.
         fingerprints_dir: where it is kept what clean sandboxes look like; None: in memory only.
@@ -56,6 +58,7 @@ class NodeParts:
     store: ObjectStore = field(default_factory=MemoryObjectStore)
     store_cache_dir: Path | None = None
     exports: Exports = field(default_factory=MemoryExports)
+    swap: Swap | None = None
     peers: Peers = field(default_factory=NoPeers)
     clock: Clock = field(default_factory=SystemClock)
     random_bytes: RandomBytes = os.urandom

@@ -51,6 +51,7 @@ class BackgroundProcess:
     def __init__(
         self,
         core: Core,
+        sandbox: Sandbox,
         record: ProcessRecord,
         process: Process | None,
         spool: Spool | None,
@@ -61,6 +62,8 @@ class BackgroundProcess:
         self.error: DsecError | None = None
         self.ended = record.status is not None or process is None
         self._core = core
+        self._sandbox = sandbox
+        self._time = sandbox.running().time
         self._process = process
         self._spool = spool
         self._changed = anyio.Event()
@@ -92,8 +95,8 @@ class BackgroundProcess:
 
     async def _within_deadline(self, process: Process) -> ExitStatus:
         deadline = self.record.deadline_boot_s
-        left_s = float("inf") if deadline is None else max(0.0, deadline - self._core.now_boot_s())
-        with anyio.move_on_after(left_s):
+        now = self._sandbox.running_s(self._core.now_boot_s())
+        with self._time.limit(float("inf") if deadline is None else max(0.0, deadline - now)):
             await self._read(process)
             return await process.wait()
         with shielded(self._core.settings.end_timeout_s, f"killing {process.process_id}"):
@@ -253,7 +256,7 @@ async def start(core: Core, sandbox: Sandbox, generation: Generation, request: C
         generation=generation.number,
         argv=tuple(map(_shown, request.argv)),
         started_wall_s=core.parts.clock.wall_s(),
-        deadline_boot_s=None if request.timeout_s is None else now + request.timeout_s,
+        deadline_boot_s=None if request.timeout_s is None else sandbox.running_s(now) + request.timeout_s,
         output_limit_bytes=request.output_limit_bytes,
     )
     process: Process | None = None
@@ -265,7 +268,7 @@ async def start(core: Core, sandbox: Sandbox, generation: Generation, request: C
     if sandbox.generation is not generation:
         await end_process(core, process)
         raise generation.error or SandboxExitedError(f"{sandbox.sandbox_id} has ended")
-    background = BackgroundProcess(core, record, process, _spool(core, record))
+    background = BackgroundProcess(core, sandbox, record, process, _spool(core, record))
     sandbox.processes[record.process_id] = background
     background.start()
     _feed(core, process, request)
@@ -321,7 +324,7 @@ async def take_over(core: Core, sandbox: Sandbox, record: ProcessRecord) -> None
     process: Process | None = None
     if record.status is None:
         process = await sandbox.running().instance.reattach(record.process_id, kept=kept)
-    background = BackgroundProcess(core, record, process, spool, log)
+    background = BackgroundProcess(core, sandbox, record, process, spool, log)
     sandbox.processes[record.process_id] = background
     if not background.ended:
         background.start()

@@ -21,6 +21,7 @@ from dsec.node.lifetimes import Lifetimes
 from dsec.node.processes import take_over
 from dsec.node.rollback import complete, make_layer, next_generation
 from dsec.node.sandbox import Generation, Sandbox, instance_name, instance_of
+from dsec.node.state.pausing import give_back_later
 from dsec.runtimes.port import Instance
 from dsec.stores.port import CheckpointRecord, JournalContent, PoolRecord, ProcessRecord, SandboxRecord, Tenancy
 
@@ -183,6 +184,7 @@ class Recovery:
         # The node may have died between an effect and its record: make it as recorded.
         if record.state is SandboxState.PAUSED:
             await instance.pause()
+            give_back_later(core, sandbox, adopted=True)
         else:
             await instance.resume()
         if record.state is SandboxState.MIGRATING:

@@ -67,7 +67,7 @@ async def rollback(
 async def _roll_back(core: Core, sandbox: Sandbox, target: CheckpointRecord | None, because: DsecError | None) -> None:
     if sandbox.state is SandboxState.PAUSED:
         # A frozen instance is ended as it is; only the record passes through `ready`.
-        await core.move(sandbox, Event.RESUMED)
+        await core.move(sandbox, Event.RESUMED, paused_boot_s=None, keeps_memory=False)
     await core.move(sandbox, Event.ROLLBACK_BEGAN, rollback_to=None if target is None else target.layer)
     old = sandbox.record
     new = next_generation(old)

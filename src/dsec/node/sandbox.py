@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from dsec.base.errors import DsecError, InvalidStateError, error_from_code
+from dsec.base.errors import DsecError, InvalidStateError, NodeUnavailableError, error_from_code
 from dsec.model.sandbox import SandboxInfo, SandboxState
+from dsec.node.running_time import RunningTime
 from dsec.runtimes.port import Instance
 from dsec.stores.port import CheckpointRecord, SandboxRecord
 
@@ -50,7 +51,7 @@ class Operation:
 class Generation:
     """One launched instance with the settings that its commands start from."""
 
-    __slots__ = ("ended", "env", "error", "instance", "number", "operations", "user", "workdir")
+    __slots__ = ("ended", "env", "error", "instance", "number", "operations", "time", "user", "workdir")
 
     def __init__(self, record: SandboxRecord, instance: Instance) -> None:
         self.number = record.generation
@@ -59,6 +60,7 @@ class Generation:
         self.user = record.spec.user if record.spec.user is not None else record.image_config.user
         self.workdir = record.spec.workdir if record.spec.workdir is not None else record.image_config.workdir
         self.operations: set[Operation] = set()
+        self.time = RunningTime(stands=record.state is SandboxState.PAUSED)
         self.error: DsecError | None = None
         self.ended = anyio.Event()
 
@@ -118,6 +120,8 @@ class Sandbox:
         generation: the instance that runs; None while there is none.
         transition: held by whoever changes the state.
         transition_scope: cancelled by a stop, which waits for no other change of state.
+        release_scope: cancelled by whoever needs the sandbox running while its memory is given back.
+        awaited: how many wait for it to run again.
         settled: set once a creation ended, either way.
         processes, sessions: background processes and shell sessions of this generation, by id.
         checkpoints: those that are saved, by id, the oldest first.
@@ -128,6 +132,8 @@ class Sandbox:
         next_check_boot_s: when the timer looks at it next.
         holds_slot: its range of host ids is its own; once freed it may be somebody else's.
         forgotten: it was removed, or its creation was undone.
+        moved: what operations on it raise since it is another node's.
+        writers: operations under way that write its files from outside; a move waits for them.
         watch_scope: ends the task that waits for the death of its init.
     """
 
@@ -136,6 +142,8 @@ class Sandbox:
         self.generation: Generation | None = None
         self.transition = anyio.Lock(fast_acquire=True)
         self.transition_scope: anyio.CancelScope | None = None
+        self.release_scope: anyio.CancelScope | None = None
+        self.awaited = 0
         self.settled = anyio.Event()
         self.processes: dict[str, BackgroundProcess] = {}
         self.sessions: dict[str, Session] = {}
@@ -148,6 +156,9 @@ class Sandbox:
         self.next_check_boot_s: float | None = None
         self.holds_slot = True
         self.forgotten = False
+        self.moved: DsecError | None = None
+        self.writers = 0
+        self._no_writers = anyio.Event()
         self.watch_scope: anyio.CancelScope | None = None
 
     @property
@@ -166,7 +177,14 @@ class Sandbox:
 
     def unusable(self) -> DsecError:
         """The error of an operation that needs the sandbox running."""
+        if self.moved is not None:
+            return self.moved
         record = self.record
+        if record.state is SandboxState.MIGRATING:
+            return NodeUnavailableError(
+                f"{record.sandbox_id} is on its way to this node, which waits for the word of the one it was on",
+                resolution="try again; while it lasts the other node still answers for it",
+            )
         if record.state is SandboxState.FAILED:
             return error_from_code(
                 record.cause_code,
@@ -176,6 +194,39 @@ class Sandbox:
         return InvalidStateError(
             f"{record.sandbox_id} is {record.state.value}", detail=record.cause, resolution="create another sandbox"
         )
+
+    @contextmanager
+    def needed_running(self) -> Iterator[None]:
+        """Ask, while the block runs, that the sandbox be left to the caller soon, with the memory that it has."""
+        self.awaited += 1
+        if self.release_scope is not None:
+            self.release_scope.cancel()
+        try:
+            yield
+        finally:
+            self.awaited -= 1
+
+    def running_s(self, now_boot_s: float) -> float:
+        """Return boot time without the time in which it was paused: what deadlines of its processes are told in."""
+        paused = self.state is SandboxState.PAUSED and self.record.paused_boot_s is not None
+        return (self.record.paused_boot_s or 0.0 if paused else now_boot_s) - self.record.paused_s
+
+    @contextmanager
+    def written_from_outside(self) -> Iterator[None]:
+        """Count an operation that writes files while it runs."""
+        self.writers += 1
+        try:
+            yield
+        finally:
+            self.writers -= 1
+            if not self.writers:
+                self._no_writers.set()
+
+    async def wait_unwritten(self) -> None:
+        """Wait until no operation writes files from outside. New ones must be kept from beginning."""
+        while self.writers:
+            self._no_writers = anyio.Event()
+            await self._no_writers.wait()
 
     def idle_due_boot_s(self) -> float | None:
         timeout_s = self.record.spec.lifetime.idle_timeout_s

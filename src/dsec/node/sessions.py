@@ -135,8 +135,8 @@ class Session:
                 raise ProcessNotFoundError(f"session {self.session_id} is over", resolution="open another")
             turn = _Turn(self._core, self._process, command, self._pending)
             try:
-                with anyio.CancelScope() as scope, self._generation.operation(scope) as operation:
-                    scope.deadline = anyio.current_time() + command.timeout_s
+                time = self._generation.time
+                with time.limit(command.timeout_s) as scope, self._generation.operation(scope) as operation:
                     await turn.run(prepare=not self._prepared)
                 self._prepared = True
                 return await self._outcome(turn, operation)

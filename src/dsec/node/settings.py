@@ -49,6 +49,8 @@ class NodeSettings(Value, frozen=True):
         pool_recycles_per_core: recycles of a pool in flight, for each core.
         pool_creations_per_core: creations of a pool in flight, for each core.
         maximum_events_bytes: size of the file of events, of which one older is kept.
+        swap_bytes: size of the file that the memory of paused sandboxes goes to; 0: none, and pausing keeps it.
+        release_timeout_s: longest time that one pause takes to give memory back; what is left then stays in memory.
         unwritten_bytes: what sandboxes wrote and may wait in memory before it goes to the volume, all of them together.
         maximum_checkpoints: checkpoints of one sandbox.
         maximum_exported_bytes: what hooks of one sandbox may export, all its checkpoints together.
@@ -87,6 +89,8 @@ class NodeSettings(Value, frozen=True):
     pool_recycles_per_core: int = 2
     pool_creations_per_core: int = 2
     maximum_events_bytes: int = 16 * MIB
+    swap_bytes: int = 16 * GIB
+    release_timeout_s: float = 300.0
     unwritten_bytes: int = 64 * MIB
     maximum_checkpoints: int = 128
     maximum_exported_bytes: int = 256 * MIB
@@ -154,6 +158,8 @@ SETTINGS: tuple[Setting, ...] = (
     _row("pool_recycles_per_core", "recycles", "the training report's; more only queue for the processor"),
     _row("pool_creations_per_core", "creations", "as many as the container runtime starts side by side"),
     _row("maximum_events_bytes", "bytes", "about 100,000 events, hours of a busy node"),
+    _row("swap_bytes", "bytes", "200 sandboxes of 64 MiB; made at the first pause, at most a quarter of the free disk"),
+    _row("release_timeout_s", "seconds", "the default memory of a sandbox at a tenth of what a small disk writes"),
     _row("unwritten_bytes", "bytes", "a checkpoint of 1 GiB just written takes 16 to 40 ms, not 700; writing it 1.4x"),
     _row("maximum_checkpoints", "checkpoints", "one for each step of a long trajectory; each may hold a whole quota"),
     _row("maximum_exported_bytes", "bytes", "lies outside of the sandbox's own quota"),
@@ -250,7 +256,7 @@ def _share(setting: Setting, text: str) -> float:
 
 
 def _positive(setting: Setting, value: float, text: str) -> float:
-    zero_is_meant = setting.name.startswith("minimum_")
+    zero_is_meant = setting.name.startswith("minimum_") or setting.name == "swap_bytes"
     if value < 0 or (value == 0 and not zero_is_meant):
         raise InvalidRequestError(f"{setting.name} must be above zero, not {text!r}")
     return value

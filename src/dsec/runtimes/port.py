@@ -295,11 +295,16 @@ class Instance(Protocol):
         """Give the memory of a paused instance back, to swap where there is some; return the bytes given back.
 
         Takes seconds for a GiB. What it gives back comes back as the instance touches it, so it may be called again.
+        Cancelling ends it at once with what was given back by then.
 
         Raises:
             InvalidStateError: it is not paused.
             CapabilityMissingError: its memory is not accounted, or this kernel gives none back on request.
         """
+
+    async def swappable_bytes(self) -> int | None:
+        """Return how much of its memory only swap can take, that is, what is no copy of a file; None: it is not
+        accounted, or cannot be given back."""
 
     async def prefetch(self, timeout_s: float) -> None:
         """Start reading the memory of a paused instance back, so that it waits less once it is resumed.

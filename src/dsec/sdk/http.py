@@ -204,8 +204,9 @@ class HttpService:
         info: SandboxInfo = await self._call("extend", lifetime, sandbox_id=sandbox_id)
         return info
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
-        info: SandboxInfo = await self._call("pause", sandbox_id=sandbox_id)
+    async def pause(self, sandbox_id: str, *, keep_memory: bool = False) -> SandboxInfo:
+        query = [("keep_memory", "true")] if keep_memory else []
+        info: SandboxInfo = await self._call("pause", query=query, sandbox_id=sandbox_id)
         return info
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:

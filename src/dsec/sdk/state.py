@@ -99,9 +99,12 @@ class HttpState:
         return infos
 
     @asynccontextmanager
-    async def change_job(self, job: str, action: JobAction) -> AsyncIterator[AsyncIterator[JobEvent]]:
-        name = "pause_job" if action is JobAction.PAUSE else "resume_job"
-        async with self._service._stream(name, (), None, job=job) as reply:
+    async def change_job(
+        self, job: str, action: JobAction, *, keep_memory: bool = False
+    ) -> AsyncIterator[AsyncIterator[JobEvent]]:
+        pausing = action is JobAction.PAUSE
+        query = [("keep_memory", "true")] if pausing and keep_memory else []
+        async with self._service._stream("pause_job" if pausing else "resume_job", query, None, job=job) as reply:
             yield _job_events(reply)
 
 

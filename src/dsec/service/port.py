@@ -74,9 +74,17 @@ class SandboxService(Protocol):
     async def extend(self, sandbox_id: str, lifetime: Lifetime) -> SandboxInfo:
         """Replace the lifetime; both clocks start again from now."""
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo: ...
+    async def pause(self, sandbox_id: str, *, keep_memory: bool = False) -> SandboxInfo:
+        """Freeze every process and give the sandbox's memory back, or with `keep_memory` freeze only. Commands stay as
+        they are, their timeouts stand still. Idempotent: one that is paused gives back what it still holds.
 
-    async def resume(self, sandbox_id: str) -> SandboxInfo: ...
+        Raises:
+            SwapFullError: its memory does not fit into what is free; it runs on.
+            CapabilityMissingError: memory cannot be given back here (`swap_file`), or nothing frozen; it runs on.
+        """
+
+    async def resume(self, sandbox_id: str) -> SandboxInfo:
+        """Let a paused sandbox go on; its memory is read back meanwhile. Idempotent."""
 
     async def rollback(self, sandbox_id: str, *, snapshot: str | None = None) -> SandboxInfo:
         """Return to the clean state (or a checkpoint): the writable layer is swapped, all processes end."""

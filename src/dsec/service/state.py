@@ -92,9 +92,12 @@ class StateService(Protocol):
     async def list_jobs(self) -> Sequence[JobInfo]:
         """Return the jobs that live sandboxes name, by name."""
 
-    def change_job(self, job: str, action: JobAction) -> AbstractAsyncContextManager[AsyncIterator[JobEvent]]:
+    def change_job(
+        self, job: str, action: JobAction, *, keep_memory: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[JobEvent]]:
         """Pause or resume every sandbox of a job, in parallel. Progress comes first, the report last; leaving does
-        not stop it. Idempotent; a job without sandboxes raises `NotFoundError`."""
+        not stop it. Idempotent; a job without sandboxes raises `NotFoundError`. `keep_memory` is as in
+        `dsec.service.port.SandboxService.pause`; where memory does not fit, those sandboxes run on and are named."""
 
 
 @runtime_checkable

@@ -26,18 +26,18 @@ _STEPS = frozenset(
         "create", "branch", "checkpoint", "settle",
         "put_sandbox", "delete_sandbox", "put_process", "delete_processes",
         "exchange", "put_pool", "delete_pool", "set_host_name", "fingerprint", "limit",
-        "kill", "release_memory", "prefetch",
+        "kill", "release_memory", "prefetch", "claim",
     }
 )  # fmt: skip
 _READS = frozenset(
     {
         "capabilities", "get", "get_range", "head", "list", "load", "names", "instances", "used_bytes", "statistics",
         "read", "read_control", "wait", "wait_exited", "alive", "open", "aclose", "close", "mount", "release",
-        "free_disk_bytes", "free_memory_bytes", "stalls", "fill",
+        "free_disk_bytes", "free_memory_bytes", "stalls", "fill", "swappable_bytes", "report",
     }
 )  # fmt: skip
 """Calls without an effect. A kill counts every call but these, so that none of a port's later methods is forgotten."""
-_PORTS = ("runtime", "layers", "images", "journal", "store", "exports")
+_PORTS = ("runtime", "layers", "images", "journal", "store", "exports", "swap")
 _WRAPPED_RESULTS = frozenset({"launch", "adopt", "spawn", "reattach"})
 _CLOSING = frozenset({"close"})
 

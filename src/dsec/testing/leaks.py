@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsec.linux import mounts
+from dsec.linux.swap import swap_table
+from dsec.node.state.swap import SWAP_FILE, SwapFile
 from dsec.testing.host_state import HostState
 
 _OWN_FILES = frozenset(
@@ -31,6 +33,7 @@ _OWN_FILES = frozenset(
         "images",
         "spool",
         "store",
+        "swap",
         "volume",
         "volume.btrfs",
     }
@@ -52,6 +55,7 @@ class Leaks:
         spools: directories of output of background processes.
         files: names in the state directory that are not the node's own.
         image_files: names in the image store that no image owns: what builds and imports left.
+        swap: areas of the state directory that are on, and what is in them; those whose file was deleted included.
     """
 
     processes: tuple[str, ...]
@@ -62,6 +66,7 @@ class Leaks:
     spools: tuple[str, ...]
     files: tuple[str, ...]
     image_files: tuple[str, ...]
+    swap: tuple[str, ...]
 
     @classmethod
     def read(cls, state_dir: Path) -> Leaks:
@@ -78,12 +83,19 @@ class Leaks:
             spools=_names(state_dir / "spool"),
             files=tuple(sorted(set(_names(state_dir)) - _OWN_FILES)),
             image_files=tuple(f"staging/{name}" for name in _names(state_dir / "images/staging")),
+            swap=swap_of(state_dir),
         )
 
     def described(self) -> str:
         """Return what there is, one kind a line; empty when nothing is left."""
         lines = (f"{name}: {', '.join(getattr(self, name))}" for name in self.__slots__ if getattr(self, name))
         return "\n".join(lines)
+
+
+def swap_of(state_dir: Path) -> tuple[str, ...]:
+    """Return the swap areas whose file lies, or lay, in the state directory."""
+    prefix = f"{os.path.realpath(state_dir)}/"
+    return tuple(f"{area.path}: {area.used_bytes} bytes" for area in swap_table() if area.path.startswith(prefix))
 
 
 def loop_devices_of(state_dir: Path) -> tuple[str, ...]:
@@ -120,6 +132,8 @@ def clear_away(state_dir: Path) -> None:
             os.kill(pid, signal.SIGKILL)
     except (OSError, ValueError):
         pass  # Nobody does.
+    # A deleted file would stay on until the host restarts.
+    SwapFile(state_dir / SWAP_FILE, 0).remove()
     for entry in mounts.mounts_under(state_dir):
         mounts.unmount(entry.target, detach=True)
 

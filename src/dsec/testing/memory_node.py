@@ -22,6 +22,7 @@ from dsec.state.port import WritableLayers
 from dsec.stores.memory import MemoryJournal
 from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.stores.port import Journal
+from dsec.testing.memory_swap import MemorySwap
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class FakeHost:
     disk_bytes: int = 100 * GIB
     memory_bytes: int = 16 * GIB
     shares: dict[str, float] = field(default_factory=dict)
+    processor: float = 0.0
 
     def free_disk_bytes(self) -> int:
         return self.disk_bytes
@@ -40,6 +42,12 @@ class FakeHost:
 
     def stalls(self) -> dict[str, float]:
         return self.shares
+
+    def capacity(self) -> tuple[int, int]:
+        return 4000, 32 * GIB
+
+    def processor_share(self) -> float:
+        return self.processor
 
 
 class CountingBytes:
@@ -60,6 +68,7 @@ class MemoryHost:
 
     Attributes:
         runtime, layers, images, journal, host, clock: the fakes; they outlive every node.
+        swap: room for the memory of paused sandboxes; None: there is none.
         spool_dir: None, or where nodes keep the output of background processes.
     """
 
@@ -74,10 +83,13 @@ class MemoryHost:
     random_bytes: CountingBytes = field(default_factory=CountingBytes)
     layers: MemoryWritableLayers = field(init=False)
     store: MemoryObjectStore = field(init=False)
+    swap: MemorySwap | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.swap = MemorySwap(lambda: self.runtime.swapped_bytes())
         self.store = MemoryObjectStore(clock=self.clock)
         self.layers = MemoryWritableLayers(self.runtime.contents, self.runtime.quotas)
+        self.images.contents = self.runtime.contents
 
     def parts(
         self,
@@ -89,7 +101,6 @@ class MemoryHost:
         clock: Clock | None = None,
     ) -> NodeParts:
         """Return parts of a node on this host; tests replace some of them."""
-        self.images.contents = self.runtime.contents
         return NodeParts(
             node_id="test0",
             runtime=runtime or self.runtime,
@@ -101,6 +112,7 @@ class MemoryHost:
             spool_dir=self.spool_dir,
             exports=self.exports,
             store=self.store,
+            swap=self.swap,
             clock=clock or self.clock,
             random_bytes=self.random_bytes,
             boot_id="boot-1",

@@ -27,7 +27,7 @@ _COMMANDS = {
     "pack": Lazy(f"{_HERE}.saving:pack", "Make an image of what a session changed."),
     "migrate": Lazy(f"{_HERE}.saving:migrate", "Move a sandbox to another node."),
     "fingerprint": Lazy(f"{_HERE}.saving:fingerprint", "Compare a sandbox with its clean state."),
-    "pause": Lazy(f"{_HERE}.life:pause", "Freeze a sandbox."),
+    "pause": Lazy(f"{_HERE}.life:pause", "Freeze a sandbox and give its memory back."),
     "resume": Lazy(f"{_HERE}.life:resume", "Let a paused sandbox go on."),
     "extend": Lazy(f"{_HERE}.life:extend", "Give a sandbox more time."),
     "stop": Lazy(f"{_HERE}.life:stop", "Destroy sandboxes; their records stay."),

@@ -16,6 +16,7 @@ from dsec.cli.parameters import (
     id_parameters,
     ids_parameters,
     json_option,
+    keep_memory_option,
     one_id,
     pairs_option,
 )
@@ -47,12 +48,13 @@ def rollback(
 
 @click.command(name="pause")
 @id_parameters
+@keep_memory_option
 @json_option
 @pass_options
-def pause(options: Options, id_option: str | None, id_argument: str | None, as_json: bool) -> None:
-    """Freeze every process of a sandbox; the next operation on it lets it go on."""
+def pause(options: Options, id_option: str | None, id_argument: str | None, keep_memory: bool, as_json: bool) -> None:
+    """Freeze every process of a sandbox and give its memory back; the next operation on it lets it go on."""
     sandbox_id = one_id(id_option, id_argument)
-    _say(options.run(lambda service: service.pause(sandbox_id)), as_json=as_json)
+    _say(options.run(lambda service: service.pause(sandbox_id, keep_memory=keep_memory)), as_json=as_json)
 
 
 @click.command(name="resume")

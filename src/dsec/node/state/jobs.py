@@ -23,12 +23,14 @@ from dsec.model.state import JobAction, JobEvent, JobFailure, JobInfo, JobProgre
 from dsec.node import lifetimes
 from dsec.node.core import Core
 from dsec.node.sandbox import Sandbox
+from dsec.node.state import pausing
 
 JOB_LABEL = "job"
 """The key in a sandbox's metadata that names its job."""
 
 _AT_ONCE = 8
-"""Freezing is a few writes to control groups and a wait for the kernel; more at once only queue for a processor."""
+"""Freezing is a few writes to control groups and a wait for the kernel; more at once only queue for a processor. Fewer
+give their memory back at a time (`Core.releases`), so that the next are frozen meanwhile."""
 
 _OVER = frozenset({SandboxState.STOPPING, SandboxState.STOPPED, SandboxState.FAILED})
 
@@ -51,7 +53,9 @@ class Jobs:
         return tuple([await _info(name, found[name]) for name in sorted(found)])
 
     @asynccontextmanager
-    async def change(self, job: str, action: JobAction) -> AsyncIterator[AsyncIterator[JobEvent]]:
+    async def change(
+        self, job: str, action: JobAction, *, keep_memory: bool = False
+    ) -> AsyncIterator[AsyncIterator[JobEvent]]:
         """Begin an action and hear how it goes; see `dsec.service.state.StateService.change_job`."""
         self._core.check_open()
         sandboxes = self._members(job)
@@ -63,7 +67,7 @@ class Jobs:
         turn = self._turns.setdefault(job, anyio.Lock())
         # Room for everything that will be said: the action never waits for its listener.
         news, events = anyio.create_memory_object_stream[JobEvent](len(sandboxes) + 2)
-        change = _Change(self._core, self._timer, job, action, sandboxes, news)
+        change = _Change(self._core, self._timer, job, action, sandboxes, news, keep_memory=keep_memory)
 
         async def work() -> None:
             with news:
@@ -92,7 +96,10 @@ class _Change:
         action: JobAction,
         sandboxes: list[Sandbox],
         news: MemoryObjectSendStream[JobEvent],
+        *,
+        keep_memory: bool,
     ) -> None:
+        self._keep_memory = keep_memory
         self._core, self._timer = core, timer
         self._job, self._action, self._sandboxes, self._news = job, action, sandboxes, news
         self._wanted = SandboxState.PAUSED if action is JobAction.PAUSE else SandboxState.READY
@@ -138,27 +145,19 @@ class _Change:
 
     async def _change(self, sandbox: Sandbox) -> bool:
         """Bring one sandbox to the wanted state; return whether it was in another one."""
-        if sandbox.state is self._wanted:
-            return False
-        if self._action is JobAction.RESUME:
-            await lifetimes.resume(self._core, sandbox, self._timer)
-            return True
-        before = await _memory_bytes(sandbox)
-        await lifetimes.pause(self._core, sandbox)
-        self._released += max(before - await _memory_bytes(sandbox), 0)
-        return True
+        was_so = sandbox.state is self._wanted
+        if self._action is JobAction.PAUSE:
+            # Also one that is paused: it may have memory left to give back.
+            self._released += await pausing.pause(self._core, sandbox, keep_memory=self._keep_memory)
+        elif not was_so:
+            await pausing.resume(self._core, sandbox, self._timer)
+        return not was_so
 
     def _say(self, event: JobEvent) -> None:
         try:
             self._news.send_nowait(event)
         except anyio.BrokenResourceError:
             pass  # Whoever asked has left; the action goes on.
-
-
-async def _memory_bytes(sandbox: Sandbox) -> int:
-    if sandbox.generation is None:
-        return 0
-    return (await sandbox.generation.instance.statistics()).memory_bytes or 0
 
 
 async def _info(name: str, sandboxes: list[Sandbox]) -> JobInfo:

@@ -96,8 +96,10 @@ class State:
         self._core.check_open()
         return await self._jobs.infos()
 
-    def change_job(self, job: str, action: JobAction) -> AbstractAsyncContextManager[AsyncIterator[JobEvent]]:
-        return self._jobs.change(job, action)
+    def change_job(
+        self, job: str, action: JobAction, *, keep_memory: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[JobEvent]]:
+        return self._jobs.change(job, action, keep_memory=keep_memory)
 
     async def _standing(self, sandbox_id: str, *, runs: bool) -> Sandbox:
         """Return a sandbox whose files can be saved: a paused one stays so, unless a hook is to run in it."""

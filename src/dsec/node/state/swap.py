@@ -1,15 +1,19 @@
 """The node's swap file: where the memory of paused sandboxes goes.
 
-One file of one bounded size, in the state directory beside the volume (a file inside btrfs cannot carry swap by
-default). It is made when it is first needed, under another name, and renamed once it is whole, so a file that has the
-right name can be switched on. The kernel keeps it on when the node dies: pages of paused sandboxes are in it. The next
-node finds it in /proc/swaps by device and inode, whatever path the table shows, and uses it on. Killed at any
-instruction, what a node leaves is one of three things: a part, which is deleted; a whole file that is off, which holds
-nothing and is switched on; or a file that is on.
+One file of one bounded size, in the state directory beside the volume, and never more than a share of the disk that is
+free when it is made. That happens when it is first needed, under another name, and it is renamed once it is whole, so
+a file that has the right name can be switched on. The kernel keeps it on when the node dies: pages of paused sandboxes
+are in it. The next node finds it in /proc/swaps by device and inode, whatever path the table shows, and uses it on.
+Killed at any instruction, what a node leaves is one of three things: a part, which is deleted; a whole file that is
+off, which holds nothing and is switched on; or a file that is on.
 
 The kernel chooses which memory goes where: other areas of the host may take pages of a sandbox, and ours may take
 others. Claims therefore only keep two pauses of this node from counting on the same room, for the time in which their
-pages travel; after that /proc/swaps tells what is used.
+pages travel; after that /proc/swaps tells what is used. So they need not outlive the node: the next one claims again
+for what it still has to give back.
+
+On btrfs a swap file must not be copied on write, which is set while it is empty, and its data must be on one device;
+its subvolume cannot be snapshotted while it is on (btrfs(5), "Swapfile support"). The volume of sandboxes is another.
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from dsec.base.errors import (
     CapabilityMissingError,
@@ -30,9 +35,38 @@ from dsec.base.errors import (
     StateCorruptedError,
     SwapFullError,
 )
+from dsec.base.units import MIB, format_size
+from dsec.linux import inodes, statfs
 from dsec.linux.swap import SwapArea, format_swap, swap_off, swap_on, swap_table
+from dsec.linux.userns import is_host_root
+from dsec.model.capability import Capability, CapabilityReport
 
+SWAP_FILE = "swap"
+"""Its name in the state directory."""
+LARGEST_SHARE = 0.25
+"""Of the disk that is free when the file is made: the rest is for what sandboxes write."""
+_SMALLEST_BYTES = 1 * MIB
+"""A file of less would hold nobody's memory."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WITHOUT_SWAP = {statfs.OVERLAY: "overlayfs", statfs.TMPFS: "tmpfs"}
+_ELSEWHERE = "use a state directory on ext4, XFS or btrfs with its data on one device; or keep the memory"
+
+
+class Swap(Protocol):
+    """Room for the memory of paused sandboxes. Its methods block."""
+
+    def claim(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Keep room for memory that is about to be given back, while the block runs.
+
+        Raises:
+            SwapFullError: there is not that much room beside what others claim.
+            CapabilityMissingError: there can be no swap here.
+            HostDiskFullError: there is no room on disk to make it.
+            StateCorruptedError: something else lies in its place.
+        """
+
+    def report(self) -> CapabilityReport:
+        """Say whether there can be swap, as far as that can be told without making it."""
 
 
 class SwapFile:
@@ -40,7 +74,7 @@ class SwapFile:
 
     Args:
         path: where it is; its directory must exist and belong to the node alone.
-        size_bytes: its size when it is made; 0: there is none.
+        size_bytes: its size when it is made, or `LARGEST_SHARE` of the free disk if that is less; 0: there is none.
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
@@ -48,6 +82,8 @@ class SwapFile:
         self.size_bytes = size_bytes
         self._part = path.with_name(path.name + ".part")
         self._lock = threading.Lock()
+        """Held while the file is made or removed, which takes long."""
+        self._counting = threading.Lock()
         self._claimed_bytes = 0
 
     def area(self) -> SwapArea | None:
@@ -60,27 +96,37 @@ class SwapFile:
 
     @contextmanager
     def claim(self, size_bytes: int) -> Iterator[None]:
-        """Keep room for memory that is about to be given back; make the file, or switch it on, if it is not yet.
-
-        Raises:
-            SwapFullError: there is not that much room beside what others claim.
-            CapabilityMissingError: this host or directory cannot carry a swap file, or none is wanted.
-            HostDiskFullError: there is no room on disk to make it.
-            StateCorruptedError: something else lies in its place.
-        """
+        """See `Swap.claim`; makes the file, or switches it on, if it is not yet."""
         with self._lock:
-            free_bytes = self._opened().free_bytes - self._claimed_bytes
+            area = self._opened()
+        with self._counting:
+            free_bytes = area.free_bytes - self._claimed_bytes
             if size_bytes > free_bytes:
                 raise SwapFullError(
-                    f"{size_bytes} bytes of memory do not fit into the {max(free_bytes, 0)} bytes that are free in "
-                    f"{self.path}; resume or destroy paused sandboxes, or make the swap file larger"
+                    f"{format_size(size_bytes)} of memory do not fit into the {format_size(max(free_bytes, 0))} "
+                    f"that are free in {self.path}",
+                    resolution="resume or destroy paused sandboxes, set a larger swap_bytes, or keep the memory",
                 )
             self._claimed_bytes += size_bytes
         try:
             yield
         finally:
-            with self._lock:
+            with self._counting:
                 self._claimed_bytes -= size_bytes
+
+    def report(self) -> CapabilityReport:
+        """See `Swap.report`."""
+        area = self.area()
+        if area is not None:
+            return _report(f"{format_size(area.used_bytes)} of {format_size(area.size_bytes)} used in {self.path}")
+        if self.size_bytes == 0:
+            return _report("swap_bytes is 0", "set swap_bytes, or keep the memory")
+        if not is_host_root():
+            return _report("only root may switch swap on", "run the node as root, or keep the memory")
+        kind = _file_system(self.path.parent)
+        if kind in _WITHOUT_SWAP:
+            return _report(f"{_WITHOUT_SWAP[kind]} cannot carry a swap file", _ELSEWHERE)
+        return _report(f"up to {format_size(self.size_bytes)} at {self.path}, made when first needed")
 
     def remove(self) -> None:
         """Switch it off and delete it, and what a killed node left of one. No error when there is none.
@@ -112,7 +158,9 @@ class SwapFile:
         if area is not None:
             return area
         if self.size_bytes == 0:
-            raise CapabilityMissingError("this node has no swap file: its size is set to 0")
+            raise CapabilityMissingError(
+                "this node has no swap file: swap_bytes is 0", resolution="set swap_bytes, or keep the memory"
+            )
         if not self._is_whole():
             self._make()
         self._switch_on()
@@ -129,22 +177,35 @@ class SwapFile:
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
             raise StateCorruptedError(f"{self.path} is not the node's swap file; move it away")
-        return found.st_size == self.size_bytes and stat.S_IMODE(found.st_mode) == 0o600
+        return stat.S_IMODE(found.st_mode) == 0o600 and self._wanted_bytes(found) <= found.st_size <= self.size_bytes
+
+    def _wanted_bytes(self, old: os.stat_result | None = None) -> int:
+        """Return how large a file made now would be, the room of the old one, which would go, included."""
+        disk = os.statvfs(self.path.parent)
+        free_bytes = disk.f_bavail * disk.f_frsize + (0 if old is None else old.st_blocks * 512)
+        return min(self.size_bytes, int(free_bytes * LARGEST_SHARE))
 
     def _make(self) -> None:
-        self._part.unlink(missing_ok=True)
+        for old in (self._part, self.path):
+            old.unlink(missing_ok=True)  # What is off holds nothing of use, and its room is needed.
+        size_bytes = self._wanted_bytes()
+        if size_bytes < min(_SMALLEST_BYTES, self.size_bytes):
+            raise HostDiskFullError(f"no room for a swap file at {self.path}: it may take a quarter of the free disk")
         descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(descriptor, 0o600)
-            os.posix_fallocate(descriptor, 0, self.size_bytes)
-            format_swap(descriptor, self.size_bytes)
+            inodes.change_flags(descriptor, add=inodes.NOCOW)  # For btrfs; others have no such flag.
+            os.posix_fallocate(descriptor, 0, size_bytes)
+            format_swap(descriptor, size_bytes)
             # A crash of the host must not leave the name with a file that lost its header.
             os.fsync(descriptor)
             os.rename(self._part, self.path)
         except OSError as error:
             self._part.unlink(missing_ok=True)
             if error.errno in _NO_ROOM:
-                raise HostDiskFullError(f"no room for a swap file of {self.size_bytes} bytes at {self.path}") from error
+                raise HostDiskFullError(
+                    f"no room for a swap file of {format_size(size_bytes)} at {self.path}"
+                ) from error
             raise
         finally:
             os.close(descriptor)
@@ -157,9 +218,24 @@ class SwapFile:
             with suppress(OSError):
                 self.path.unlink()
             raise CapabilityMissingError(
-                f"cannot use {self.path} as swap: {error.strerror}. It takes root, and a file system that can carry "
-                "swap files, such as ext4 or XFS; keep the memory, or move the state directory"
+                f"cannot use {self.path} as swap: {error.strerror}",
+                detail="the file system cannot carry it (EINVAL), or too many areas are on already (EPERM)",
+                resolution=_ELSEWHERE,
             ) from error
+
+
+def _report(reason: str, resolution: str = "") -> CapabilityReport:
+    return CapabilityReport(
+        capability=Capability.SWAP_FILE, available=not resolution, reason=reason, resolution=resolution
+    )
+
+
+def _file_system(directory: Path) -> int:
+    descriptor = os.open(directory, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return statfs.file_system_type(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_same(path: str, ours: os.stat_result) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dsec.linux.cgroups import CgroupLimits, CgroupMode, CgroupUsage
+from dsec.linux.kernel_write import KernelWrites
 
 
 class Watch(Protocol):
@@ -69,7 +70,9 @@ class Groups(Protocol):
 
     def is_frozen(self, group: str) -> bool: ...
 
-    def release_memory(self, group: str) -> int: ...
+    def release_memory(self, group: str, writes: KernelWrites) -> int: ...
+
+    def swappable_bytes(self, group: str) -> int | None: ...
 
     def swapped_bytes(self, group: str) -> int | None: ...
 

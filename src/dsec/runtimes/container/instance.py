@@ -15,6 +15,7 @@ import anyio.to_thread
 
 from dsec.base.errors import CapabilityMissingError, InvalidStateError, SandboxExitedError
 from dsec.linux.cgroups import CgroupLimits
+from dsec.linux.kernel_write import KernelWrites
 from dsec.linux.uts import set_host_name
 from dsec.model.process import Stream, TerminalSize
 from dsec.model.sandbox import Resources, SandboxStats
@@ -348,13 +349,23 @@ class ContainerInstance:
             raise CapabilityMissingError(_NOT_GIVEN_BACK, detail="its memory is not accounted")
         if not self._cgroups.is_frozen(self.instance_id):
             raise InvalidStateError(f"{self.instance_id} is not paused")
+        writes = KernelWrites()
         try:
-            return await anyio.to_thread.run_sync(self._cgroups.release_memory, self.instance_id)
+            return await anyio.to_thread.run_sync(
+                self._cgroups.release_memory, self.instance_id, writes, abandon_on_cancel=True
+            )
         except OSError as error:
             self._require_alive()
             raise CapabilityMissingError(
                 _NOT_GIVEN_BACK, detail=str(error), resolution="cgroup v2 needs Linux 5.19 for it"
             ) from error
+        finally:
+            # A thread hears of no cancellation; this ends its work within a moment.
+            writes.end()
+
+    async def swappable_bytes(self) -> int | None:
+        self._require_alive()
+        return self._cgroups.swappable_bytes(self.instance_id)
 
     async def prefetch(self, timeout_s: float) -> None:
         self._require_alive()

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from dsec.base.errors import CapabilityMissingError
 from dsec.linux.cgroups import CgroupLimits, CgroupMode, CgroupUsage
+from dsec.linux.kernel_write import KernelWrites
 from dsec.linux.processes import ProcessIdentity
 from dsec.linux.subids import OUTSIDE_ID
 from dsec.linux.userns import maps_id
@@ -183,8 +184,11 @@ class Ungrouped:
     def is_frozen(self, group: str) -> bool:
         return False
 
-    def release_memory(self, group: str) -> int:
+    def release_memory(self, group: str, writes: KernelWrites) -> int:
         return 0
+
+    def swappable_bytes(self, group: str) -> int | None:
+        return None
 
     def swapped_bytes(self, group: str) -> int | None:
         return None

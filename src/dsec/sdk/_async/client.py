@@ -112,21 +112,26 @@ class AsyncClient:
         """List the jobs that live sandboxes name in their metadata (``job``)."""
         return await state_of(await self.service()).list_jobs()
 
-    async def pause_job(self, job: str, *, on_progress: Progressed | None = None) -> JobReport:
+    async def pause_job(
+        self, job: str, *, keep_memory: bool = False, on_progress: Progressed | None = None
+    ) -> JobReport:
         """Pause every sandbox of a job and say how that went; asking again does what is left.
 
         Args:
             job: its name.
+            keep_memory: freeze only.
             on_progress: called as sandboxes are done.
         """
-        return await self._change_job(job, JobAction.PAUSE, on_progress)
+        return await self._change_job(job, JobAction.PAUSE, on_progress, keep_memory=keep_memory)
 
     async def resume_job(self, job: str, *, on_progress: Progressed | None = None) -> JobReport:
         """Resume every sandbox of a job; see `pause_job`."""
         return await self._change_job(job, JobAction.RESUME, on_progress)
 
-    async def _change_job(self, job: str, action: JobAction, on_progress: Progressed | None) -> JobReport:
-        async with state_of(await self.service()).change_job(job, action) as events:
+    async def _change_job(
+        self, job: str, action: JobAction, on_progress: Progressed | None, *, keep_memory: bool = False
+    ) -> JobReport:
+        async with state_of(await self.service()).change_job(job, action, keep_memory=keep_memory) as events:
             async for event in events:
                 if isinstance(event, JobReport):
                     return event

@@ -231,9 +231,17 @@ class AsyncSandbox:
         """
         return await self._service.rollback(self.sandbox_id, snapshot=point_id(snapshot))
 
-    async def pause(self) -> SandboxInfo:
-        """Freeze every process; the next operation that needs them thaws them."""
-        return await self._service.pause(self.sandbox_id)
+    async def pause(self, *, keep_memory: bool = False) -> SandboxInfo:
+        """Freeze every process and give the memory back; the next operation that needs them thaws them.
+
+        Args:
+            keep_memory: freeze only, for a short pause, or where there is no swap.
+
+        Raises:
+            SwapFullError: the memory does not fit into the node's swap; the sandbox runs on.
+            CapabilityMissingError: the node has no swap; the sandbox runs on.
+        """
+        return await self._service.pause(self.sandbox_id, keep_memory=keep_memory)
 
     async def resume(self) -> SandboxInfo:
         """Thaw."""

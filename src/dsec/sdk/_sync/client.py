@@ -112,21 +112,24 @@ class Client:
         """List the jobs that live sandboxes name in their metadata (``job``)."""
         return state_of(self.service()).list_jobs()
 
-    def pause_job(self, job: str, *, on_progress: Progressed | None = None) -> JobReport:
+    def pause_job(self, job: str, *, keep_memory: bool = False, on_progress: Progressed | None = None) -> JobReport:
         """Pause every sandbox of a job and say how that went; asking again does what is left.
 
         Args:
             job: its name.
+            keep_memory: freeze only.
             on_progress: called as sandboxes are done.
         """
-        return self._change_job(job, JobAction.PAUSE, on_progress)
+        return self._change_job(job, JobAction.PAUSE, on_progress, keep_memory=keep_memory)
 
     def resume_job(self, job: str, *, on_progress: Progressed | None = None) -> JobReport:
         """Resume every sandbox of a job; see `pause_job`."""
         return self._change_job(job, JobAction.RESUME, on_progress)
 
-    def _change_job(self, job: str, action: JobAction, on_progress: Progressed | None) -> JobReport:
-        with state_of(self.service()).change_job(job, action) as events:
+    def _change_job(
+        self, job: str, action: JobAction, on_progress: Progressed | None, *, keep_memory: bool = False
+    ) -> JobReport:
+        with state_of(self.service()).change_job(job, action, keep_memory=keep_memory) as events:
             for event in events:
                 if isinstance(event, JobReport):
                     return event

@@ -79,8 +79,8 @@ class BlockingService:
     def extend(self, sandbox_id: str, lifetime: Lifetime) -> SandboxInfo:
         return call(self._service.extend, sandbox_id, lifetime)
 
-    def pause(self, sandbox_id: str) -> SandboxInfo:
-        return call(self._service.pause, sandbox_id)
+    def pause(self, sandbox_id: str, *, keep_memory: bool = False) -> SandboxInfo:
+        return call(self._service.pause, sandbox_id, keep_memory=keep_memory)
 
     def resume(self, sandbox_id: str) -> SandboxInfo:
         return call(self._service.resume, sandbox_id)

@@ -70,6 +70,6 @@ class BlockingState:
         return call(self._service.list_jobs)
 
     @contextmanager
-    def change_job(self, job: str, action: JobAction) -> Iterator[Iterator[JobEvent]]:
-        with hold(self._service.change_job(job, action), lambda opened: opened) as held:
+    def change_job(self, job: str, action: JobAction, *, keep_memory: bool = False) -> Iterator[Iterator[JobEvent]]:
+        with hold(self._service.change_job(job, action, keep_memory=keep_memory), lambda opened: opened) as held:
             yield held
