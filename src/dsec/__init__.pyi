@@ -73,6 +73,9 @@ from dsec.base.errors import (
     LimitExceededError as LimitExceededError,
 )
 from dsec.base.errors import (
+    LogSuspectError as LogSuspectError,
+)
+from dsec.base.errors import (
     MigrationFailedError as MigrationFailedError,
 )
 from dsec.base.errors import (
@@ -164,6 +167,9 @@ from dsec.base.errors import (
 )
 from dsec.base.errors import (
     UserNotFoundError as UserNotFoundError,
+)
+from dsec.base.errors import (
+    WriterFencedError as WriterFencedError,
 )
 from dsec.base.errors import (
     WrongNodeError as WrongNodeError,

@@ -42,6 +42,7 @@ Every error that leaves a public function of DSec is one of these. Each says in 
         ├── RuntimeFailedError, ExternalCommandError
         ├── HostDiskFullError, HostOutOfMemoryError, SwapFullError
         ├── StateCorruptedError, StateLockedError
+        ├── LogSuspectError, WriterFencedError
         ├── NodeUnavailableError, ModelUnavailableError, StoreUnavailableError
         ├── MigrationFailedError
         ├── GatewayBusyError
@@ -398,6 +399,22 @@ class StateLockedError(PlatformError):
 
     code = "state_locked"
     http_status = 503
+
+
+class LogSuspectError(PlatformError):
+    """The disk failed while a log was synced: what was not acknowledged may or may not be there. The log is not written
+    to any more; opening it anew finds out what is there."""
+
+    code = "log_suspect"
+    retryable = False
+
+
+class WriterFencedError(PlatformError):
+    """Another writer has taken the log over. What this one wrote since is not acknowledged and may not count."""
+
+    code = "writer_fenced"
+    http_status = 409
+    retryable = False
 
 
 class NodeUnavailableError(PlatformError):
