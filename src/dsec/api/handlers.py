@@ -161,7 +161,7 @@ async def extend(call: Call) -> object:
 
 
 async def pause(call: Call) -> object:
-    return await call.service.pause(call.sandbox_id)
+    return await call.service.pause(call.sandbox_id, keep_memory=call.query.keep_memory)
 
 
 async def resume(call: Call) -> object:
@@ -298,7 +298,7 @@ async def watch_files(call: Call) -> AsyncIterator[AsyncIterator[object]]:
 
 
 def pause_job(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object]]:
-    return _state(call).change_job(call.path["job"], JobAction.PAUSE)
+    return _state(call).change_job(call.path["job"], JobAction.PAUSE, keep_memory=call.query.keep_memory)
 
 
 def resume_job(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object]]:

@@ -89,6 +89,12 @@ class WatchQuery(PathQuery, frozen=True):
     recursive: bool = False
 
 
+class PauseQuery(Value, frozen=True):
+    """`keep_memory`: freeze only."""
+
+    keep_memory: bool = False
+
+
 class MoveQuery(Value, frozen=True):
     source: str
     target: str
@@ -223,7 +229,9 @@ _TABLE: tuple[Route, ...] = (
           result=SandboxStats),
     Route(name="extend", method="PUT", path=_SANDBOX + "/lifetime", summary="Replace the lifetime.",
           body=Lifetime, result=SandboxInfo),
-    Route(name="pause", method="POST", path=_SANDBOX + "/pause", summary="Freeze a sandbox.", result=SandboxInfo),
+    Route(name="pause", method="POST", path=_SANDBOX + "/pause",
+          summary="Freeze a sandbox and give its memory back; one whose memory has no room in swap runs on.",
+          query=PauseQuery, result=SandboxInfo, deadline_s=TRANSFER_S),
     Route(name="resume", method="POST", path=_SANDBOX + "/resume", summary="Thaw a sandbox.", result=SandboxInfo),
     Route(name="rollback", method="POST", path=_SANDBOX + "/rollback",
           summary="Return to the clean state, or to a checkpoint.", body=wire.RollbackRequest, result=SandboxInfo),
@@ -308,7 +316,7 @@ _TABLE: tuple[Route, ...] = (
     Route(name="list_jobs", method="GET", path="/v1/jobs", summary="List the jobs that live sandboxes name.",
           result=list[JobInfo]),
     Route(name="pause_job", method="POST", path=_JOB + "/pause",
-          summary="Pause every sandbox of a job; progress comes first, the report last.",
+          summary="Pause every sandbox of a job; progress comes first, the report last.", query=PauseQuery,
           result=wire.JobStreamEvent, result_carry=_EVENTS, deadline_s=TRANSFER_S),
     Route(name="resume_job", method="POST", path=_JOB + "/resume",
           summary="Resume every sandbox of a job; progress comes first, the report last.",
