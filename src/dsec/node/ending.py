@@ -74,6 +74,7 @@ async def stop(core: Core, sandbox: Sandbox, cause: str = "stopped on request") 
     if sandbox.transition_scope is not None:
         sandbox.transition_scope.cancel()
     async with sandbox.transition:
+        core.registry.check_not_moved(sandbox.sandbox_id)
         if sandbox.forgotten and sandbox.state is not SandboxState.STOPPED:
             # Its creation was under way and was undone on our behalf.
             stopped = msgspec.structs.replace(sandbox.record, state=SandboxState.STOPPED, cause=cause)
@@ -100,9 +101,10 @@ async def _stop(core: Core, sandbox: Sandbox, cause: str) -> None:
 
 
 async def remove(core: Core, sandbox_id: str) -> None:
-    """Stop a sandbox if needed and forget it."""
+    """Stop a sandbox if needed and forget it. One that moved is not removed: who asks is told where it is."""
     sandbox = core.registry.get(sandbox_id)
     if sandbox is None:
+        core.registry.check_not_moved(sandbox_id)
         if core.registry.was_known(sandbox_id):
             return
         core.registry.check_own(sandbox_id)
