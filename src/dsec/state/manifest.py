@@ -29,6 +29,11 @@ MAXIMUM_ATTRIBUTES = 128
 MAXIMUM_ATTRIBUTE_BYTES = 65_536
 MAXIMUM_FILE_BYTES = 1 << 50
 MAXIMUM_TARGET_BYTES = 4096
+OVERLAY_ATTRIBUTES = frozenset(
+    b"overlay." + name for name in (b"metacopy", b"opaque", b"protattr", b"redirect", b"whiteout", b"whiteouts")
+)
+"""Marks of overlayfs that mean the same on every host."""
+_SYSTEM_ATTRIBUTES = frozenset({b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"})
 _CHUNK_ID_BYTES = 32
 _MOST_ID = (1 << 32) - 1
 
@@ -105,34 +110,28 @@ class Symlink(_Part, frozen=True, tag="l"):
     target: bytes
 
 
-class Node(_Part, frozen=True):
-    """What has a number instead of content."""
+class Whiteout(_Part, frozen=True, tag="w"):
+    """The mark of overlayfs that hides a name of the layers below: a character device 0, 0."""
 
     status: Status
-    major: int = 0
-    minor: int = 0
 
 
-class CharacterDevice(Node, frozen=True, tag="c"):
-    """A character device; 0, 0 is a whiteout of overlayfs."""
-
-
-class BlockDevice(Node, frozen=True, tag="b"):
-    """A block device."""
-
-
-class Pipe(Node, frozen=True, tag="n"):
+class Pipe(_Part, frozen=True, tag="n"):
     """A named pipe."""
 
+    status: Status
 
-class Socket(Node, frozen=True, tag="s"):
+
+class Socket(_Part, frozen=True, tag="s"):
     """A socket's name."""
 
+    status: Status
 
-Entry = Directory | File | Patch | Link | Symlink | CharacterDevice | BlockDevice | Pipe | Socket
-Inode = Directory | File | Symlink | CharacterDevice | BlockDevice | Pipe | Socket
+
+Entry = Directory | File | Patch | Link | Symlink | Whiteout | Pipe | Socket
+Inode = Directory | File | Symlink | Whiteout | Pipe | Socket
 """What a folded tree holds under the first name of each inode."""
-Tree = dict[bytes, File | Directory | Symlink | CharacterDevice | BlockDevice | Pipe | Socket | Link]
+Tree = dict[bytes, Inode | Link]
 """A whole tree by path, in the order of paths."""
 
 
@@ -198,6 +197,17 @@ def parent_of(path: bytes) -> bytes:
 def is_below(path: bytes, directory: bytes) -> bool:
     """Whether a path is inside a directory, at any depth."""
     return path != directory and (directory == b"" or path.startswith(directory + b"/"))
+
+
+def is_kept(attribute: bytes) -> bool:
+    """Whether an attribute of this name is kept: what a guest can set, and the marks of overlayfs."""
+    if b"\0" in attribute:
+        return False
+    return (
+        (attribute.startswith(b"user.") and len(attribute) > len(b"user."))
+        or attribute in OVERLAY_ATTRIBUTES
+        or attribute in _SYSTEM_ATTRIBUTES
+    )
 
 
 def check(manifest: Manifest, name: str) -> None:
@@ -392,9 +402,6 @@ def _check_entry(path: bytes, entry: Entry, *, is_delta: bool) -> None:
         case Symlink(target=text):
             if not 0 < len(text) <= MAXIMUM_TARGET_BYTES or b"\0" in text:
                 raise ValueError(f"{path!r} has no target of a link")
-        case Node(major=major, minor=minor):
-            if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
-                raise ValueError(f"{path!r} has no number of a device")
     _check_status(path, entry.status)
 
 
@@ -407,8 +414,8 @@ def _check_status(path: bytes, status: Status) -> None:
     if names != sorted(set(names)) or len(names) > MAXIMUM_ATTRIBUTES:
         raise ValueError(f"{path!r} has attributes out of order, twice or too many")
     for name, value in status.attributes:
-        if not 0 < len(name) <= MAXIMUM_NAME_BYTES or b"\0" in name or len(value) > MAXIMUM_ATTRIBUTE_BYTES:
-            raise ValueError(f"{path!r} has an attribute that is none")
+        if not is_kept(name) or len(name) > MAXIMUM_NAME_BYTES or len(value) > MAXIMUM_ATTRIBUTE_BYTES:
+            raise ValueError(f"{path!r} has an attribute that no sandbox can have set")
 
 
 def _check_extents(path: bytes, extents: Sequence[Extent], size: int) -> None:

@@ -23,12 +23,12 @@ class Found:
     """One name of a frozen tree, as `lstat` tells.
 
     Attributes:
-        kind: tag of the entry that it is in a manifest: one of ``dflcbns``.
+        kind: tag of the entry that it is in a manifest: one of ``dflwns``; empty: nothing
+            that a snapshot holds.
         mode: permission bits.
         uid, gid: owners.
         mtime_ns: time of the last change of content.
         size: bytes of a regular file.
-        device: major and minor number.
         links: names that the inode has.
         inode: number that all names of the inode share, and no other inode of the tree.
         unchanged_if: equal in two trees of one layer only where the inode is the same and nothing of it changed, its
@@ -41,7 +41,6 @@ class Found:
     gid: int
     mtime_ns: int
     size: int
-    device: tuple[int, int]
     links: int
     inode: int
     unchanged_if: object | None = None

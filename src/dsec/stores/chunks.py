@@ -21,7 +21,7 @@ Killed at any instruction, a writer leaves at most packs that no manifest names:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -86,7 +86,7 @@ class ChunkRepository:
         """
         return open_writer(self._catalog)
 
-    def read(self, ids: Iterable[ChunkId]) -> AsyncIterator[bytes]:
+    def read(self, ids: Iterable[ChunkId]) -> AsyncGenerator[bytes, None]:
         """Yield the contents of `ids`, in their order, each verified. Ranges that lie together are asked for as one,
         several at a time; memory is bounded. Close the iterator (`contextlib.aclosing`) when it is left early.
 
@@ -97,7 +97,7 @@ class ChunkRepository:
         """
         return chunks_reading.read_in_order(self._catalog, ids)
 
-    def read_any_order(self, ids: Iterable[ChunkId]) -> AsyncIterator[tuple[ChunkId, bytes]]:
+    def read_any_order(self, ids: Iterable[ChunkId]) -> AsyncGenerator[tuple[ChunkId, bytes], None]:
         """Yield each distinct chunk of `ids` once, in the order in which they lie in the store: the fastest way to
         restore. Raises as `read`.
         """
@@ -132,6 +132,10 @@ class ChunkRepository:
         the next one goes on. `reachable` is called once, at the right moment.
         """
         return await chunks_collection.collect(self._catalog, reachable, minimum_live_share)
+
+    async def store_time_s(self) -> float:
+        """Return the time by the store's clock, with which alone the times of its objects may be compared."""
+        return await chunks_collection.store_time(self._catalog)
 
     async def verify(self) -> VerificationReport:
         """Read every pack and check its index and each chunk. Changes nothing."""

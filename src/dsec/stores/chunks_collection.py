@@ -29,7 +29,7 @@ class _Swept:
 async def collect(catalog: Catalog, reachable: Reachable, minimum_live_share: float) -> CollectionReport:
     """Sweep what was doomed long enough ago, then doom what is hardly needed."""
     await catalog.refresh()
-    now_s = await _store_time(catalog)
+    now_s = await store_time(catalog)
     tombstones = {info.key.removeprefix(DOOMED): info.modified_at_s async for info in catalog.store.list(DOOMED)}
     packs = {info.key.removeprefix(PACKS): info async for info in catalog.store.list(PACKS)}
     due = [pack for pack, since_s in sorted(tombstones.items()) if now_s - since_s >= catalog.grace_s]
@@ -54,7 +54,7 @@ async def collect(catalog: Catalog, reachable: Reachable, minimum_live_share: fl
     )
 
 
-async def _store_time(catalog: Catalog) -> float:
+async def store_time(catalog: Catalog) -> float:
     """Return the time by the store's clock, with which alone the times of objects may be compared."""
     key = f"{CLOCK}{secrets.token_hex(16)}"
     await catalog.store.put(key, b"")

@@ -5,7 +5,7 @@ Reading goes by windows of 8 MiB of content, one of which is in memory: a window
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class _Range:
         return self.entries[-1].start + self.entries[-1].stored_bytes - self.start
 
 
-async def read_in_order(catalog: Catalog, ids: Iterable[ChunkId]) -> AsyncIterator[bytes]:
+async def read_in_order(catalog: Catalog, ids: Iterable[ChunkId]) -> AsyncGenerator[bytes, None]:
     """Yield contents in the order of `ids`."""
     for some in _some(ids):
         found = await find(catalog, some)
@@ -50,7 +50,7 @@ async def read_in_order(catalog: Catalog, ids: Iterable[ChunkId]) -> AsyncIterat
                     yield contents[chunk]
 
 
-async def read_as_stored(catalog: Catalog, ids: Iterable[ChunkId]) -> AsyncIterator[tuple[ChunkId, bytes]]:
+async def read_as_stored(catalog: Catalog, ids: Iterable[ChunkId]) -> AsyncGenerator[tuple[ChunkId, bytes], None]:
     """Yield each distinct chunk once, pack by pack."""
     distinct = list(dict.fromkeys(ids))
     found = await find(catalog, distinct)

@@ -1,0 +1,200 @@
+"""Contents of files on their way: from a frozen tree into chunks, and from chunks into a new tree.
+
+Both ways a few MiB are in memory at a time: what blocks runs in threads, batch by batch, while the store works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from itertools import groupby
+
+import anyio
+import anyio.to_thread
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
+
+from dsec.base.errors import StateCorruptedError
+from dsec.state.cutting import Part, cut
+from dsec.state.diff import Content
+from dsec.state.manifest import Entry, Extent, File, Patch, Tree
+from dsec.state.trees import FrozenTree, NewTree
+from dsec.stores.chunks import ChunkId, ChunkRepository, ChunkWriter
+
+_BATCH_BYTES = 2 << 20
+_BATCH_CHUNKS = 256
+
+Extents = dict[bytes, list[Extent]]
+"""Extents by path, each in the order of the file."""
+
+
+async def store_contents(
+    tree: FrozenTree, contents: Sequence[tuple[bytes, Content]], writer: ChunkWriter
+) -> dict[bytes, list[Extent]]:
+    """Give the ranges of some files to a writer and return where each one is. Nothing is durable before its flush."""
+    reading = _Reading(tree, contents)
+    async with aclosing(reading.pieces()) as pieces:
+        ids = await writer.add(pieces)
+    return reading.extents(ids)
+
+
+class _Reading:
+    """Reads the pieces of files, and remembers which part of which file each one was."""
+
+    def __init__(self, tree: FrozenTree, contents: Sequence[tuple[bytes, Content]]) -> None:
+        self._tree = tree
+        self._patched = {path for path, content in contents if content.base is not None}
+        self._cut = cut(contents)
+        self._given: list[list[Part]] = []
+        self._zeros: list[Part] = []
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        while batch := await anyio.to_thread.run_sync(self._read_batch):
+            for piece in batch:
+                yield piece
+
+    def _read_batch(self) -> list[bytes]:
+        batch: list[bytes] = []
+        size = 0
+        for parts in self._cut:
+            piece = self._read(parts)
+            if len(parts) == 1 and piece.count(0) == len(piece):
+                self._zeros.append(parts[0])
+                continue
+            self._given.append(parts)
+            batch.append(piece)
+            size += len(piece)
+            if size >= _BATCH_BYTES or len(batch) >= _BATCH_CHUNKS:
+                break
+        return batch
+
+    def _read(self, parts: list[Part]) -> bytes:
+        read: list[bytes] = []
+        for path, several in groupby(parts, key=lambda part: part.path):
+            with self._tree.open(path) as file:
+                for part in several:
+                    content = file.read(part.start, part.length)
+                    if len(content) != part.length:
+                        raise StateCorruptedError(f"the frozen file {path[:200]!r} is shorter than it was")
+                    read.append(content)
+        return read[0] if len(read) == 1 else b"".join(read)
+
+    def extents(self, ids: Sequence[ChunkId]) -> Extents:
+        found: Extents = {}
+        for chunk, parts in zip(ids, self._given, strict=True):
+            offset = 0
+            for part in parts:
+                found.setdefault(part.path, []).append(Extent(part.start, part.length, chunk, offset))
+                offset += part.length
+        for part in self._zeros:
+            if part.path in self._patched:  # A whole file has zeros wherever nothing is.
+                found.setdefault(part.path, []).append(Extent(part.start, part.length))
+        for extents in found.values():
+            extents.sort(key=lambda extent: extent.start)
+        return found
+
+
+def finish_entry(entry: Entry | Content, extents: Sequence[Extent]) -> Entry:
+    """Return the entry of a file whose content was stored."""
+    if not isinstance(entry, Content):
+        return entry
+    if entry.base is None:
+        return File(entry.status, entry.size, tuple(extents))
+    return Patch(entry.status, entry.size, tuple(extents), entry.base)
+
+
+async def restore_contents(tree: Tree, chunks: ChunkRepository, target: NewTree) -> None:
+    """Fill a new tree, reading chunks in the order in which the tree needs them.
+
+    Raises:
+        StateCorruptedError: a chunk is missing, does not verify or is too short.
+    """
+    send, receive = anyio.create_memory_object_stream[list[bytes]](1)
+    failures: list[Exception] = []
+
+    async def read() -> None:
+        try:
+            await _read_chunks(chunks, needed_chunks(tree.values()), send)
+        except Exception as error:  # noqa: BLE001 - a supervisor: the first failure ends its sibling and is raised below.
+            failures.append(error)
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(read)
+        try:
+            await _write_tree(_fill(tree, target), receive)
+        except Exception as error:  # noqa: BLE001 - likewise.
+            failures.append(error)
+            group.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+
+
+def needed_chunks(entries: Iterable[Entry]) -> Iterator[ChunkId]:
+    """Yield the chunks that a tree is filled from, in order; one that is needed twice in a row comes once."""
+    before = b""
+    for entry in entries:
+        if isinstance(entry, File):
+            for extent in entry.extents:
+                if extent.chunk and extent.chunk != before:
+                    before = extent.chunk
+                    yield ChunkId(extent.chunk)
+
+
+async def _read_chunks(chunks: ChunkRepository, ids: Iterator[ChunkId], send: ObjectSendStream[list[bytes]]) -> None:
+    batch: list[bytes] = []
+    size = 0
+    async with send, aclosing(chunks.read(ids)) as contents:
+        async for content in contents:
+            batch.append(content)
+            size += len(content)
+            if size >= _BATCH_BYTES or len(batch) >= _BATCH_CHUNKS:
+                await send.send(batch)
+                batch, size = [], 0
+        if batch:
+            await send.send(batch)
+
+
+async def _write_tree(filling: Generator[None, bytes, None], receive: ObjectReceiveStream[list[bytes]]) -> None:
+    finished = await anyio.to_thread.run_sync(_feed, filling, None)
+    async with receive:
+        async for batch in receive:
+            finished = await anyio.to_thread.run_sync(_feed, filling, batch)
+    if not finished:
+        raise AssertionError("fewer chunks were read than were asked for")
+
+
+def _feed(filling: Generator[None, bytes, None], batch: list[bytes] | None) -> bool:
+    """Give the filling what it waits for; return whether it is finished."""
+    try:
+        if batch is None:
+            next(filling)
+        else:
+            for content in batch:
+                filling.send(content)
+    except StopIteration:
+        return True
+    return False
+
+
+def _fill(tree: Tree, target: NewTree) -> Generator[None, bytes, None]:
+    """Place every entry; each yield waits for the next chunk of `needed_chunks`."""
+    before, content = b"", memoryview(b"")
+    for path, entry in tree.items():
+        target.place(path, entry)
+        if not isinstance(entry, File):
+            continue
+        for extent in entry.extents:
+            if extent.chunk and extent.chunk != before:
+                before, content = extent.chunk, memoryview((yield))
+            if extent.chunk:
+                target.write(extent.start, _slice(content, extent, path))
+    target.finish()
+
+
+def _slice(content: memoryview, extent: Extent, path: bytes) -> memoryview:
+    if extent.offset + extent.length > len(content):
+        raise StateCorruptedError(
+            f"chunk {extent.chunk.hex()} has {len(content)} bytes, and {path[:200]!r} needs more of it",
+            resolution="the snapshot's manifest is damaged: restore another one",
+        )
+    return content[extent.offset : extent.offset + extent.length]
