@@ -31,7 +31,7 @@ from dsec.node.state.saved_layers import SavedLayers
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import Reports, merged_reports
 from dsec.runtimes.port import Instance, LaunchRequest
-from dsec.stores.port import REMEMBERED_IDS, CheckpointRecord, SandboxRecord
+from dsec.stores.port import REMEMBERED_IDS, CheckpointRecord, MigrationRecord, SandboxRecord
 
 if TYPE_CHECKING:
     from dsec.node.pools.pools import Pools
@@ -40,6 +40,8 @@ SEED_FILE = "/dev/dsec-seed"
 """Holds the seed in decimal and a newline, in sandboxes that have one. It is the guest's to change, as the variables
 are; each rollback writes it anew."""
 _HOST_IDS_END = 1 << 32
+_TRANSFERS_AT_ONCE = 16
+"""Each holds a thread that mostly waits for the other side."""
 _RELEASES_AT_ONCE = 2
 """They write to one disk; more only take processors from those that run."""
 
@@ -53,6 +55,8 @@ class Core:
         saved: frozen layers, and who needs them.
         removed_checkpoints: whose checkpoint an id was that is removed.
         clean_states: what clean sandboxes look like.
+        migrations: what the journal says of each, on either side, by id.
+        transfers: bounds the threads through which layers are sent and received.
         admission, recorder: who says whether one more is taken, and who keeps events.
         releases: bounds how many paused sandboxes give their memory back at the same time.
     """
@@ -73,6 +77,8 @@ class Core:
         self.admission = NodeAdmission(parts.settings, parts.host, parts.clock)
         self.recorder = Recorder(parts.clock, parts.events_file, parts.settings.maximum_events_bytes)
         self.clean_states = CleanStates(parts)
+        self.migrations: OrderedDict[str, MigrationRecord] = OrderedDict()
+        self.transfers = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
         self.releases = anyio.CapacityLimiter(_RELEASES_AT_ONCE)
 
     def read_capabilities(self) -> None:

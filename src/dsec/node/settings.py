@@ -63,6 +63,8 @@ class NodeSettings(Value, frozen=True):
         maximum_sessions: open shell sessions in one sandbox.
         end_timeout_s: longest wait for the processes of a sandbox to be gone.
         rollback_timeout_s: longest rollback.
+        migration_timeout_s: longest migration; after it the sandbox stays where it is.
+        migration_lease_s: longest silence of a node that sends a sandbox; after it what was received is discarded.
     """
 
     state_dir: str = ""
@@ -103,6 +105,8 @@ class NodeSettings(Value, frozen=True):
     maximum_sessions: int = 64
     end_timeout_s: float = 60.0
     rollback_timeout_s: float = 30.0
+    migration_timeout_s: float = 3600.0
+    migration_lease_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +176,8 @@ SETTINGS: tuple[Setting, ...] = (
     _row("maximum_sessions", "sessions", "each is a process of ours to read from"),
     _row("end_timeout_s", "seconds", "the kernel ends processes in milliseconds; more means that it is stuck"),
     _row("rollback_timeout_s", "seconds", "as long as a creation may take"),
+    _row("migration_timeout_s", "seconds", "2 GiB over a slow network; the sandbox runs on meanwhile"),
+    _row("migration_lease_s", "seconds", "many times what a checkpoint under load takes between two rounds"),
 )
 
 
