@@ -34,6 +34,8 @@ OF_FILES = frozenset({WRITTEN, DECLARED, COMMAND})
 _ENTRIES = (WRITTEN, VOLATILE)
 _AFTER_PATH = " mode "
 """Ends the path in a line of these groups. Nothing that a guest chooses stands behind it: the last one counts."""
+_LED_THROUGH_ROOT = frozenset({"/ has trusted.overlay.impure", "/ has user.overlay.impure"})
+"""What overlayfs notes of the root directory when something below it came from a layer of the image."""
 _DIRECTORY_MODE = "4"
 """The first digit of a directory's mode and kind, in octal; that of a link is 12, of a device 2 or 6."""
 
@@ -108,6 +110,8 @@ def lines(facts: tuple[str, ...] | list[str]) -> tuple[str, ...]:
 
 
 def _concerns(line: str, ignored: tuple[str, ...]) -> bool:
+    if line in _LED_THROUGH_ROOT:
+        return True
     path, _, mode = line.rpartition(_AFTER_PATH)
     leads = f"{path}/" if path and mode.startswith(_DIRECTORY_MODE) else None
     return any(

@@ -42,6 +42,8 @@ _log = structlog.get_logger(__name__)
 _MOST_WRITTEN = 1000
 """Entries of a writable layer that are looked at: no clean one has as many."""
 _MOST_SEED_BYTES = 64
+_SEED_MODE = 0o100444
+"""A file that nobody may write to."""
 
 
 async def learn(core: Core, record: SandboxRecord, generation: Generation) -> None:
@@ -173,10 +175,11 @@ async def _asked(core: Core, record: SandboxRecord, generation: Generation, seen
 
 
 def _without_seed(record: SandboxRecord, entries: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave the seed's file out where there is to be one: sandboxes with and without a seed are of one shape."""
+    """Leave the seed's file out where there is to be one and it is as we make it: sandboxes with and without a seed are
+    of one shape."""
     if record.spec.seed is None:
         return entries
-    return tuple(entry for entry in entries if not entry.startswith(f"{SEED_FILE} "))
+    return tuple(entry for entry in entries if not entry.startswith(f"{SEED_FILE} mode {_SEED_MODE:o} "))
 
 
 async def _seed_fact(record: SandboxRecord, generation: Generation) -> tuple[str, ...]:

@@ -108,7 +108,9 @@ def _ipc(pid: int) -> tuple[str, ...]:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """Yield interfaces and sockets, names without a file included: none of them belongs to an instance at rest."""
+    """Yield interfaces, addresses, routes and sockets, names without a file included: none of the last belongs to an
+    instance at rest."""
+    yield from _network(pid)
     for line in _lines(f"/proc/{pid}/net/dev")[2 : _MOST + 2]:
         yield f"interface {line.partition(':')[0].strip()}"
     for line in _lines(f"/proc/{pid}/net/unix")[1 : _MOST + 1]:
@@ -117,6 +119,29 @@ def _sockets(pid: int) -> Iterator[str]:
     for kind in ("packet", *_kinds_in_use(pid)):
         for line in _listed(pid, kind):
             yield f"{kind} socket {line.split()[1] if kind != 'packet' else line.split()[3]}"
+
+
+def _network(pid: int) -> Iterator[str]:
+    """Yield addresses and routes, without the counters that change by use."""
+    for line in _listed(pid, "if_inet6", skip=0):
+        fields = line.split()
+        yield f"address {fields[0]}/{int(fields[2], 16)} on {fields[5]}"
+    # The only file that names addresses of version 4; a leaf stands above what is known of it.
+    leaf = ""
+    for line in _listed(pid, "fib_trie", skip=0):
+        text = line.strip()
+        if text.startswith("|-- "):
+            leaf = text[4:]
+        elif leaf and text.startswith("/"):
+            yield f"route {leaf}{text}"
+    for line in _listed(pid, "route"):
+        fields = line.split()
+        yield f"route {fields[1]} by {fields[2]} on {fields[0]} mask {fields[7]}"
+    for line in _listed(pid, "ipv6_route", skip=0):
+        fields = line.split()
+        yield f"route {fields[0]}/{int(fields[1], 16)} by {fields[4]} on {fields[9]}"
+    for line in _listed(pid, "arp"):
+        yield f"neighbour {line.split()[0]}"
 
 
 def _kinds_in_use(pid: int) -> Iterator[str]:
