@@ -148,7 +148,8 @@ class _Change:
         was_so = sandbox.state is self._wanted
         if self._action is JobAction.PAUSE:
             # Also one that is paused: it may have memory left to give back.
-            self._released += await pausing.pause(self._core, sandbox, keep_memory=self._keep_memory)
+            released = await pausing.pause(self._core, sandbox, keep_memory=self._keep_memory)
+            self._released += released
         elif not was_so:
             await pausing.resume(self._core, sandbox, self._timer)
         return not was_so
