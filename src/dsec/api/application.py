@@ -23,6 +23,7 @@ from dsec.api import wire
 from dsec.api.body import RequestBody
 from dsec.api.guard import ClientGoneError, Guard, Receive, Send
 from dsec.api.handlers import EVENT_HANDLERS, OCTET_HANDLERS, VALUE_HANDLERS, Call, filter_of
+from dsec.api.peers import PeerGate, open_gate
 from dsec.api.protocol import DIRECT, Direct
 from dsec.api.refusal import Refusal
 from dsec.api.router import Router
@@ -145,12 +146,21 @@ class Application:
     Args:
         service: what does the work.
         token: what callers must send as ``Authorization: Bearer``; None: the transport itself keeps strangers out.
+        gate: knows the node's peers, and lets them in where nobody else comes in; None: it has none.
     """
 
-    def __init__(self, service: SandboxService, *, token: str | None, limits: Limits = Limits()) -> None:
+    def __init__(
+        self,
+        service: SandboxService,
+        *,
+        token: str | None,
+        limits: Limits = Limits(),
+        gate: PeerGate | None = None,
+    ) -> None:
         self._service = service
         self._token = None if token is None else f"Bearer {token}".encode()
         self._limits = limits
+        self._gate = gate
         self._router = Router(ROUTES.values())
         self._endless: set[Guard] = set()
 
@@ -188,7 +198,7 @@ class Application:
         method = scope.get("method", "GET")
         methods, parameters = self._router.find(scope["path"], scope.get("raw_path") or b"")
         route = methods.get(method)
-        if route is None or not route.public:
+        if route is None or not (route.public or route.peer):
             self._authorize(headers)
         if route is None:
             raise _no_route(method, methods)
@@ -225,7 +235,9 @@ class Application:
         receive: Receive,
         response: _Response,
     ) -> None:
-        call = Call(service=self._service, path=parameters)
+        call = Call(service=self._service, path=parameters, gate=self._gate)
+        if route.peer:
+            call.peer = open_gate(self._gate).check(headers.get(b"authorization", b""))
         if route.name == "list":
             call.query = filter_of(parse_query(scope["query_string"]))
         elif route.query is not None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+
 from dsec.api.guard import Receive
 from dsec.api.protocol import Direct
-from dsec.base.errors import InvalidRequestError
+from dsec.base.errors import InvalidRequestError, NodeUnavailableError
 from dsec.linux.pipes import Pipe
 from dsec.service.content import ByteStream
 
@@ -57,6 +62,41 @@ class RequestBody(ByteStream):
 
     async def aclose(self) -> None:
         """Nothing to do: what the client still sends is dropped by the protocol."""
+
+
+STALL_S = 60.0
+"""How long one node waits for the next bytes of another before it gives them up."""
+
+
+class PacedStream(ByteStream):
+    """Bytes from another node, which may not stand still: a sandbox waits for their end.
+
+    Args:
+        inner: the bytes.
+        stall_s: longest wait for the next of them.
+    """
+
+    def __init__(self, inner: ByteStream, stall_s: float = STALL_S) -> None:
+        self._inner = inner
+        self._stall_s = stall_s
+
+    async def __anext__(self) -> bytes:
+        with self._watched():
+            return await anext(self._inner)
+
+    async def fill(self, pipe: Pipe) -> int:
+        with self._watched():
+            return await self._inner.fill(pipe)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        with anyio.move_on_after(self._stall_s) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise NodeUnavailableError(f"the peer sent nothing for {self._stall_s:g} s")
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 def _gone() -> InvalidRequestError:

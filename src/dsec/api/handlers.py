@@ -6,6 +6,7 @@ are context managers around an iterator of events.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -13,24 +14,32 @@ from typing import Any
 
 from dsec import __version__
 from dsec.api import wire
+from dsec.api.body import PacedStream
 from dsec.api.openapi import document
+from dsec.api.peers import PeerGate, open_gate
 from dsec.api.routes import METADATA_PREFIX, EventsQuery
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError
 from dsec.model.sandbox import SandboxFilter
 from dsec.model.state import JobAction
+from dsec.service.migration import ID_LENGTH, PREFIX, MigrationOffer
+from dsec.service.peers import HasPeerSide, Peer
 from dsec.service.pools import HasPools, PoolService
 from dsec.service.port import CommandStream, SandboxService
 from dsec.service.state import HasState, StateService
 
+_MIGRATION_ID = re.compile(f"{PREFIX}-[0-9a-z]{{{ID_LENGTH}}}")
+
 
 @dataclass(slots=True)
 class Call:
-    """One request: the service, path parameters, query and body, all decoded."""
+    """One request: the service, path parameters, query and body, all decoded; the peers' gate, and which peer calls."""
 
     service: SandboxService
     path: dict[str, str]
     query: Any = None
     body: Any = None
+    gate: PeerGate | None = None
+    peer: str = ""
 
     @property
     def sandbox_id(self) -> str:
@@ -253,6 +262,54 @@ async def upload(call: Call) -> None:
     await call.service.upload(call.sandbox_id, call.query.path, call.body, user=call.query.user)
 
 
+def _side(call: Call) -> Peer:
+    if not isinstance(call.service, HasPeerSide):
+        raise CapabilityMissingError("this service takes no sandboxes of peers", resolution="talk to a node")
+    return call.service.migrations
+
+
+def _migration(call: Call) -> str:
+    migration_id = call.path["migration_id"]
+    if _MIGRATION_ID.fullmatch(migration_id) is None:
+        raise InvalidRequestError(f"{migration_id[:80]!r} is not the id of a migration")
+    return migration_id
+
+
+async def peer_hello(call: Call) -> object:
+    return open_gate(call.gate).answer(call.body)
+
+
+async def peer_view(call: Call) -> object:
+    return await _side(call).view()
+
+
+async def peer_offer(call: Call) -> object:
+    offer: MigrationOffer = call.body
+    if offer.source != call.peer:
+        raise InvalidRequestError(f"the peer {call.peer} offers a sandbox in the name of {offer.source[:40]!r}")
+    return await _side(call).offer(offer)
+
+
+async def peer_status(call: Call) -> object:
+    return await _side(call).status(_migration(call))
+
+
+async def peer_round(call: Call) -> object:
+    return await _side(call).round(_migration(call), call.query, PacedStream(call.body))
+
+
+async def peer_commit(call: Call) -> None:
+    await _side(call).commit(_migration(call), call.body)
+
+
+async def peer_release(call: Call) -> object:
+    return await _side(call).release(_migration(call))
+
+
+async def peer_abort(call: Call) -> None:
+    await _side(call).abort(_migration(call))
+
+
 def read_file(call: Call) -> AsyncIterator[bytes]:
     return call.service.read_file(call.sandbox_id, call.query.path, user=call.query.user)
 
@@ -316,6 +373,7 @@ VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
             make_directory, move_file, upload, list_pools, set_pool, remove_pool, events,
             checkpoint, list_checkpoints, remove_checkpoint, fork, snapshot, list_snapshots, restore, remove_snapshot,
             pack, migrate, fingerprint, list_jobs,
+            peer_hello, peer_view, peer_offer, peer_status, peer_round, peer_commit, peer_release, peer_abort,
         )
     },
 }  # fmt: skip

@@ -41,7 +41,10 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "peer": {"type": "http", "scheme": "bearer", "description": "A credential of a peer: see peer_hello."},
+            },
         },
         "security": [{"token": []}],
     }
@@ -80,6 +83,8 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": _binary(route.body_carry)}
     if route.public:
         operation["security"] = []
+    elif route.peer:
+        operation["security"] = [{"peer": []}]
     return operation
 
 

@@ -12,6 +12,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 import msgspec
 
 from dsec.api import wire
+from dsec.api.peers import Hello, HelloAnswer
 from dsec.api.wire import invalid_body
 from dsec.model.capability import CapabilityReport
 from dsec.model.event import NodeEvent
@@ -36,6 +37,16 @@ from dsec.model.state import (
     SnapshotRequest,
 )
 from dsec.model.value import Value
+from dsec.placement.view import NodeView
+from dsec.service.migration import (
+    MigrationAccepted,
+    MigrationCommit,
+    MigrationOffer,
+    MigrationRound,
+    MigrationStatus,
+    ReleaseAnswer,
+    RoundReceipt,
+)
 
 QUICK_S = 60.0
 """Deadline of an operation that has no duration of its own; a body's `timeout_s` is added to it."""
@@ -43,6 +54,8 @@ BUILD_S = 1800.0
 """Deadline of an operation that may have to build an image first."""
 TRANSFER_S = 3600.0
 """Deadline of a file or archive transfer, and of what moves the state of whole sandboxes."""
+COMMIT_S = 300.0
+"""Deadline of making a sandbox that was received ready to serve; its image's import hook runs in it."""
 CHILD_S = 1.0
 """What each child of a fork adds to its deadline; a hundredth of that is expected of a quiet host."""
 STREAM_S = 86_400.0
@@ -131,6 +144,7 @@ class Route:
         deadline_s: seconds until the server gives up; a body's `timeout_s` is added.
         ends_with_client: the operation is cancelled when its client goes away.
         public: needs no token.
+        peer: is for the node's peers: the sandbox API's token does not open it (`dsec.api.peers`).
     """
 
     name: str
@@ -146,6 +160,7 @@ class Route:
     deadline_s: float = QUICK_S
     ends_with_client: bool = False
     public: bool = False
+    peer: bool = False
 
     def target(self, query: Iterable[tuple[str, str]] = (), **parameters: str) -> str:
         """Return the request target: path parameters filled in, query percent-encoded byte by byte."""
@@ -197,6 +212,7 @@ _PROCESS = _SANDBOX + "/processes/{process_id}"
 _SESSION = _SANDBOX + "/sessions/{session_id}"
 _SNAPSHOT = "/v1/snapshots/{snapshot}"
 _JOB = "/v1/jobs/{job}"
+_MIGRATION = "/v1/peer/migrations/{migration_id}"
 _EVENTS, _OCTETS, _TAR, _SOCKET = Carry.EVENTS, Carry.OCTETS, Carry.TAR, Carry.SOCKET
 
 _TABLE: tuple[Route, ...] = (
@@ -321,6 +337,24 @@ _TABLE: tuple[Route, ...] = (
     Route(name="resume_job", method="POST", path=_JOB + "/resume",
           summary="Resume every sandbox of a job; progress comes first, the report last.",
           result=wire.JobStreamEvent, result_carry=_EVENTS, deadline_s=TRANSFER_S),
+    Route(name="peer_hello", method="POST", path="/v1/peer/hello",
+          summary="Prove to know the peers' secret, and let the caller do so.", body=Hello, result=HelloAnswer,
+          public=True),
+    Route(name="peer_view", method="GET", path="/v1/peer/view", summary="Tell a peer how full this node is.",
+          result=NodeView, peer=True),
+    Route(name="peer_offer", method="POST", path="/v1/peer/migrations",
+          summary="Ask whether this node takes a sandbox.", body=MigrationOffer, result=MigrationAccepted, status=201,
+          peer=True),
+    Route(name="peer_status", method="GET", path=_MIGRATION, summary="Say how a migration stands here.",
+          result=MigrationStatus, peer=True),
+    Route(name="peer_round", method="PUT", path=_MIGRATION + "/rounds", summary="Take one increment of a sandbox.",
+          query=MigrationRound, body_carry=_OCTETS, result=RoundReceipt, deadline_s=TRANSFER_S, peer=True),
+    Route(name="peer_commit", method="POST", path=_MIGRATION + "/commit", summary="Prepare what was sent.",
+          body=MigrationCommit, status=204, deadline_s=COMMIT_S, peer=True),
+    Route(name="peer_release", method="POST", path=_MIGRATION + "/release", summary="Take a prepared sandbox over.",
+          result=ReleaseAnswer, peer=True),
+    Route(name="peer_abort", method="POST", path=_MIGRATION + "/abort", summary="Forget a migration.", status=204,
+          peer=True),
 )  # fmt: skip
 
 ROUTES: Mapping[str, Route] = {route.name: route for route in _TABLE}

@@ -18,6 +18,7 @@ import anyio
 import uvicorn
 
 from dsec.api.application import Application, Limits
+from dsec.api.peers import PeerGate
 from dsec.api.protocol import LongBodyProtocol
 from dsec.base.errors import InvalidRequestError
 from dsec.service.port import SandboxService
@@ -60,8 +61,15 @@ async def serve(
     tcp: TcpAddress | None = None,
     socket_path: Path | None = None,
     limits: Limits = Limits(),
+    gate: PeerGate | None = None,
 ) -> AsyncIterator[Serving]:
     """Serve until the context is left; then shut down gracefully, within `limits.grace_s` and a little more.
+
+    Args:
+        service: what does the work.
+        tcp, socket_path: where to listen.
+        limits: bounds of each.
+        gate: lets the node's peers in, over TCP; None: it has none.
 
     Raises:
         InvalidRequestError: an address cannot be bound, or the token is empty.
@@ -73,7 +81,7 @@ async def serve(
             ends.append((_bind_unix(socket_path), Application(service, token=None, limits=limits)))
         if tcp is not None:
             listener = _bind_tcp(tcp)
-            ends.append((listener, Application(service, token=tcp.token, limits=limits)))
+            ends.append((listener, Application(service, token=tcp.token, limits=limits, gate=gate)))
             url = f"http://{_authority(tcp.host, listener.getsockname()[1])}"
         servers = [_Server(application, limits) for _, application in ends]
         async with anyio.create_task_group() as group:

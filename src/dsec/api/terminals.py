@@ -60,7 +60,8 @@ async def _serve(
             return await _run(socket, opened, STREAM_S)
         request = await _read_start(socket)
         opened = service.stream(parameters["sandbox_id"], request)
-        return await _run(socket, opened, STREAM_S if request.timeout_s is None else request.timeout_s + 60)
+        # The node ends the command at its timeout, which stands still while the sandbox is paused: so must this.
+        return await _run(socket, opened, STREAM_S)
     except DsecError as error:
         return wire.error_event(error)
     except (WebSocketDisconnect, OSError):

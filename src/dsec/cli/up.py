@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import click
+import msgspec
 
 from dsec.base.clock import SystemClock
 from dsec.base.errors import DeadlineExceededError, InvalidStateError
@@ -29,6 +31,7 @@ from dsec.sdk.background import is_held
 from dsec.sdk.pools import pools_of
 
 if TYPE_CHECKING:
+    from dsec.api.peers import PeerGate
     from dsec.api.server import Serving
     from dsec.node.settings import NodeSettings
     from dsec.service.port import SandboxService
@@ -59,10 +62,13 @@ def up(options: Options, host: str, port: int, socket_only: bool, exit_when_idle
     namespace.enter(loaded.state_dir)
     keep_freed_memory(block_bytes=4 * MIB, free_bytes=16 * MIB)
 
+    settings = msgspec.structs.replace(loaded.settings, state_dir=str(loaded.state_dir))
+
     async def run() -> None:
-        async with _open_node(loaded.settings, loaded.state_dir) as node:
+        async with _open_node(settings, reachable=not socket_only) as node:
             watched = Watched(node, SystemClock())
-            async with _serve(watched.service, loaded.state_dir, host, None if socket_only else port) as serving:
+            gate = None if socket_only else await _gate(settings, node)
+            async with _serve(watched.service, loaded.state_dir, host, None if socket_only else port, gate) as serving:
                 _announce(serving, loaded.state_dir, as_json=as_json)
                 why = await _wait_end(watched, exit_when_idle)
                 note(f"{why}: shutting down; sandboxes stay")
@@ -70,21 +76,43 @@ def up(options: Options, host: str, port: int, socket_only: bool, exit_when_idle
     options.run_alone(run)
 
 
-def _open_node(settings: NodeSettings, state_dir: Path) -> AbstractAsyncContextManager[SandboxService]:
-    import msgspec
-
+@asynccontextmanager
+async def _open_node(settings: NodeSettings, *, reachable: bool) -> AsyncIterator[SandboxService]:
+    """Be the node. Only one that its peers can reach may move sandboxes: what they are in doubt about they ask it."""
     from dsec.node.builder import open_node
+    from dsec.sdk.peers import HttpPeers, secret_file
 
-    return open_node(msgspec.structs.replace(settings, state_dir=str(state_dir)))
+    opened: list[HttpPeers] = []
+
+    def peers(own: str) -> HttpPeers:
+        opened.append(HttpPeers(own, settings.peers, secret_file(settings)))
+        return opened[0]
+
+    try:
+        async with open_node(settings, peers=peers if reachable else None) as node:
+            yield node
+    finally:
+        for each in opened:
+            each.close()
+
+
+async def _gate(settings: NodeSettings, node: SandboxService) -> PeerGate | None:
+    """Return what lets the node's peers in; None: it has none."""
+    if not settings.peers:
+        return None
+    from dsec.api.peers import PeerGate, read_secret
+    from dsec.sdk.peers import secret_file
+
+    return PeerGate((await node.node()).node, read_secret(secret_file(settings)))
 
 
 def _serve(
-    service: SandboxService, state_dir: Path, host: str, port: int | None
+    service: SandboxService, state_dir: Path, host: str, port: int | None, gate: PeerGate | None
 ) -> AbstractAsyncContextManager[Serving]:
     from dsec.api.server import TcpAddress, serve
 
     tcp = None if port is None else TcpAddress(token=obtain_token(state_dir / "token"), host=host, port=port)
-    return serve(service, tcp=tcp, socket_path=state_dir / "node.sock")
+    return serve(service, tcp=tcp, socket_path=state_dir / "node.sock", gate=gate)
 
 
 def _announce(serving: Serving, state_dir: Path, *, as_json: bool) -> None:

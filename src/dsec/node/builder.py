@@ -25,6 +25,7 @@ from dsec.node.state.swap import SWAP_FILE, SwapFile
 from dsec.runtimes.container.ordinary import OrdinaryUser
 from dsec.runtimes.container.runtime import ContainerRuntime, ContainerRuntimeSettings
 from dsec.runtimes.port import Runtime
+from dsec.service.peers import NoPeers, Peers
 from dsec.state.btrfs import BtrfsWritableLayers
 from dsec.state.directory import DirectoryWritableLayers
 from dsec.state.exports import DirectoryExports
@@ -35,8 +36,12 @@ from dsec.stores.opening import open_store
 
 
 @asynccontextmanager
-async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
+async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | None = None) -> AsyncIterator[Node]:
     """Be the node of `settings.state_dir` until the context ends. Sandboxes live on.
+
+    Args:
+        settings: the node's.
+        peers: returns, for the node's id, those that it moves sandboxes to and takes them from; None: it has none.
 
     Raises:
         StateLockedError: another process is.
@@ -73,6 +78,8 @@ async def open_node(settings: NodeSettings) -> AsyncIterator[Node]:
             store=store,
             store_cache_dir=state_dir / "cache",
             exports=DirectoryExports(state_dir / "exports"),
+            peers=NoPeers() if peers is None else peers(name),
+            drain_file=state_dir / "draining",
             swap=SwapFile(state_dir.absolute() / SWAP_FILE, settings.swap_bytes) if is_host_root() else None,
             events_file=state_dir / "events.jsonl",
             fingerprints_dir=state_dir / "fingerprints",

@@ -38,6 +38,7 @@ class NodeParts:
         exports: where the states that hooks exported are kept.
         swap: where the memory of paused sandboxes goes; None: nowhere.
         peers: the nodes that sandboxes may move to and come from.
+        drain_file: where it is kept that the node is being drained; None: in memory only.
         events_file: where events are kept; None: in memory only.
         fingerprints_dir: where it is kept what clean sandboxes look like; None: in memory only.
         clock, random_bytes: time and chance.
@@ -60,6 +61,7 @@ class NodeParts:
     exports: Exports = field(default_factory=MemoryExports)
     swap: Swap | None = None
     peers: Peers = field(default_factory=NoPeers)
+    drain_file: Path | None = None
     clock: Clock = field(default_factory=SystemClock)
     random_bytes: RandomBytes = os.urandom
     boot_id: str = ""

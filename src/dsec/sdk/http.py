@@ -55,7 +55,8 @@ CHUNK_BYTES = 1 << 20
 """Pieces in which a transfer is handed on: each costs the sync half two hops between threads."""
 
 _STREAM_HEADERS = f"accept: {wire.MSGPACK}, */*\r\n".encode()
-_OCTETS_HEADER = f"content-type: {wire.OCTETS}\r\n".encode()
+OCTETS_HEADERS = _STREAM_HEADERS + f"content-type: {wire.OCTETS}\r\n".encode()
+"""Headers of a request whose body is bytes."""
 
 _REPEATABLE = frozenset({"create", "restore", "pause", "resume", "stop", "end_processes", "wait_process"})
 """POST operations that may be sent again: doing them twice is doing them once. GET, PUT and DELETE are by nature."""
@@ -89,13 +90,13 @@ class HttpService:
             reply = await trail.link.unary.request(
                 route.method,
                 route.target(query, **path),
-                None if route.body is None else _encode(body),
+                None if route.body is None else encode_body(body),
                 repeatable=_is_repeatable(route, body),
                 timeout_s=deadline_of(route, body) + ANSWER_SLACK_S,
             )
             if reply.status < 400:
-                return None if route.status == 204 else _decode(reply.body, kind or route.result)
-            trail.follow(_error(reply))
+                return None if route.status == 204 else decode_answer(reply.body, kind or route.result)
+            trail.follow(error_of(reply))
 
     @asynccontextmanager
     async def _stream(
@@ -105,7 +106,7 @@ class HttpService:
         request = StreamRequest(
             method=route.method,
             target=route.target(query, **path),
-            headers=_STREAM_HEADERS if content is None else _STREAM_HEADERS + _OCTETS_HEADER,
+            headers=_STREAM_HEADERS if content is None else OCTETS_HEADERS,
             content=content,
             timeout_s=route.deadline_s + ANSWER_SLACK_S,
         )
@@ -119,7 +120,7 @@ class HttpService:
                     if reply.status < 400:
                         yield reply
                         return
-                    error = _error(Reply(reply.status, reply.content_type, await reply.read()))
+                    error = error_of(Reply(reply.status, reply.content_type, await reply.read()))
             except CutError as cut:
                 raise self._cut(route, cut) from cut
             trail.follow(error)
@@ -289,7 +290,7 @@ class HttpService:
     ) -> FileInfo:
         query = [*_path(path, user), ("append", _flag(append)), ("permissions", f"{permissions:04o}")]
         async with self._stream("write_file", query, content, sandbox_id=sandbox_id) as reply:
-            info: FileInfo = _decode(await reply.read(), FileInfo)
+            info: FileInfo = decode_answer(await reply.read(), FileInfo)
             return info
 
     async def stat_file(self, sandbox_id: str, path: str, *, user: str | None = None) -> FileInfo:
@@ -354,8 +355,8 @@ class HttpService:
         timeout_s = route.deadline_s + ANSWER_SLACK_S
         reply = await link.unary.request(route.method, route.target(), None, repeatable=True, timeout_s=timeout_s)
         if reply.status >= 400:
-            raise _error(reply)
-        info: NodeInfo = _decode(reply.body, NodeInfo)
+            raise error_of(reply)
+        info: NodeInfo = decode_answer(reply.body, NodeInfo)
         return info
 
     async def images(self) -> Sequence[ImageInfo]:
@@ -380,7 +381,12 @@ def _made(body: Any) -> str | None:
     return body.sandbox_id if isinstance(body, wire.CreateRequest | RestoreRequest) else None
 
 
-def _encode(body: Any) -> bytes:
+def encode_body(body: Any) -> bytes:
+    """Return what travels of a request's value.
+
+    Raises:
+        InvalidRequestError: it cannot be sent.
+    """
     try:
         return msgspec.msgpack.encode(body)
     except (UnicodeEncodeError, TypeError, OverflowError) as error:
@@ -389,7 +395,12 @@ def _encode(body: Any) -> bytes:
         ) from error
 
 
-def _decode(data: bytes, kind: Any) -> Any:
+def decode_answer(data: bytes, kind: Any) -> Any:
+    """Read a server's answer.
+
+    Raises:
+        NodeUnavailableError: it is not understood.
+    """
     try:
         return wire.decode(data, kind, msgpack=True)
     except InvalidRequestError as error:
@@ -398,7 +409,8 @@ def _decode(data: bytes, kind: Any) -> Any:
         ) from error
 
 
-def _error(reply: Reply) -> DsecError:
+def error_of(reply: Reply) -> DsecError:
+    """Return the error that a server answered with."""
     msgpack = reply.content_type.startswith(wire.MSGPACK.encode())
     try:
         body: wire.ErrorBody = wire.decode(reply.body, wire.ErrorBody, msgpack=msgpack)
