@@ -27,6 +27,7 @@ from dsec.node.registry import Registry
 from dsec.node.sandbox import Generation, Sandbox, instance_of
 from dsec.node.slots import SLOT_SIZE, HostIdSlots
 from dsec.node.state.clean_states import CleanStates
+from dsec.node.state.durable import Durable
 from dsec.node.state.saved_layers import SavedLayers
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import Reports, merged_reports
@@ -55,13 +56,14 @@ class Core:
         saved: frozen layers, and who needs them.
         removed_checkpoints: whose checkpoint an id was that is removed.
         clean_states: what clean sandboxes look like.
+        durable: the snapshots of the node's store.
         migrations: what the journal says of each, on either side, by id.
         transfers: bounds the threads through which layers are sent and received.
         admission, recorder: who says whether one more is taken, and who keeps events.
         releases: bounds how many paused sandboxes give their memory back at the same time.
     """
 
-    def __init__(self, parts: NodeParts, supervisor: Supervisor) -> None:
+    def __init__(self, parts: NodeParts, supervisor: Supervisor, durable: Durable | None = None) -> None:
         self.parts = parts
         self.settings = parts.settings
         self.supervisor = supervisor
@@ -77,6 +79,7 @@ class Core:
         self.admission = NodeAdmission(parts.settings, parts.host, parts.clock)
         self.recorder = Recorder(parts.clock, parts.events_file, parts.settings.maximum_events_bytes)
         self.clean_states = CleanStates(parts)
+        self.durable = durable or Durable(parts)
         self.migrations: OrderedDict[str, MigrationRecord] = OrderedDict()
         self.transfers = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
         self.releases = anyio.CapacityLimiter(_RELEASES_AT_ONCE)

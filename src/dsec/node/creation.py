@@ -38,8 +38,8 @@ from dsec.stores.port import SandboxRecord
 if TYPE_CHECKING:
     from dsec.node.pools.live import LivePool
 
-_UNSETTLED = frozenset({SandboxState.PENDING, SandboxState.CREATING})
-_ENDED = frozenset({SandboxState.STOPPING, SandboxState.STOPPED, SandboxState.FAILED})
+UNSETTLED = frozenset({SandboxState.PENDING, SandboxState.CREATING})
+ENDED = frozenset({SandboxState.STOPPING, SandboxState.STOPPED, SandboxState.FAILED})
 _MAXIMUM_TIMEOUT_S = 3600.0
 _NO_SLOT = -1
 
@@ -81,7 +81,7 @@ async def create(
         with anyio.move_on_after(timeout_s):
             while (existing := core.registry.get(chosen)) is not None:
                 _check_same(existing, spec)
-                if existing.state not in _UNSETTLED:
+                if existing.state not in UNSETTLED:
                     return core.info(existing)
                 await existing.settled.wait()
             return await _create(core, lifetimes, spec, chosen)
@@ -99,7 +99,7 @@ def _check_same(existing: Sandbox, spec: SandboxSpec) -> None:
         raise AlreadyExistsError(
             f"{existing.sandbox_id} exists with another spec", resolution="choose another id, or remove it first"
         )
-    if existing.state in _ENDED:
+    if existing.state in ENDED:
         raise InvalidStateError(
             f"{existing.sandbox_id} was created before and is {existing.state.value}",
             detail=existing.record.cause,

@@ -51,6 +51,7 @@ from dsec.node.sandbox import Generation, Sandbox
 from dsec.node.state import pausing
 from dsec.node.state.disk_full import DiskFull
 from dsec.node.state.migration_target import Migrations
+from dsec.node.state.durable import Durable
 from dsec.node.state.service import State
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import check_command
@@ -88,8 +89,9 @@ class Node:
             StateCorruptedError: the journal cannot be read.
         """
         try:
+        durable = Durable(parts)
             async with anyio.create_task_group() as group:
-                node = cls(Core(parts, Supervisor(group)))
+                node = cls(Core(parts, Supervisor(group), durable))
                 try:
                     await node._start()
                     yield node
@@ -102,6 +104,7 @@ class Node:
         finally:
             # The parts are let go only when no task uses them any more.
             await _close_parts(parts)
+            await durable.aclose()
 
     async def _start(self) -> None:
         await self._core.parts.runtime.open()

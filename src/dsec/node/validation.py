@@ -45,7 +45,7 @@ def check_spec(spec: SandboxSpec) -> None:
         check_text("layers", layer)
     _check_resources(spec.resources)
     check_environment(spec.env)
-    _check_metadata(spec.metadata)
+    check_metadata(spec.metadata)
     check_lifetime(spec.lifetime)
     if spec.hostname is not None and (len(spec.hostname) > MAX_ID_LENGTH or not _HOSTNAME.fullmatch(spec.hostname)):
         raise InvalidRequestError(
@@ -64,7 +64,7 @@ def _check_resources(resources: Resources) -> None:
             raise InvalidRequestError(f"resources.{name} is {value}; it must be at least {shown}")
 
 
-def _check_metadata(metadata: dict[str, str]) -> None:
+def check_metadata(metadata: dict[str, str]) -> None:
     if len(metadata) > MAXIMUM_METADATA_PAIRS:
         raise InvalidRequestError(f"metadata holds {len(metadata)} pairs; at most {MAXIMUM_METADATA_PAIRS} are allowed")
     for name, value in metadata.items():

@@ -24,7 +24,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from dsec.base.errors import CapabilityMissingError, HostDiskFullError, InvalidRequestError, NotFoundError
@@ -36,6 +36,7 @@ from dsec.state import layout, tree
 from dsec.state.port import WritableLayer
 from dsec.state.receiving import receive_into
 from dsec.state.trash import remove_tree
+from dsec.state.trees import FrozenTree, NewTree
 from dsec.state.volume import StateVolume
 
 MINIMUM_QUOTA_BYTES = MIB
@@ -113,6 +114,12 @@ class BtrfsWritableLayers:
 
     def frozen_upper(self, checkpoint: str) -> Path:
         return self._layout.frozen_upper(checkpoint)
+
+    def open_frozen(self, checkpoint: str) -> AbstractContextManager[FrozenTree]:
+        return self._layout.open_frozen(checkpoint)
+
+    def open_new(self, name: str) -> AbstractContextManager[NewTree]:
+        return self._layout.open_new(name)
 
     def send(self, checkpoint: str, parent: str | None, fd: int) -> None:
         with ExitStack() as stack:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from dsec.base.errors import CapabilityMissingError
@@ -17,6 +17,7 @@ from dsec.model.capability import Capability, CapabilityReport
 from dsec.state import copying, layout, tree
 from dsec.state.port import WritableLayer
 from dsec.state.trash import remove_tree
+from dsec.state.trees import FrozenTree, NewTree
 
 _USE_BTRFS = "run as root on a host with btrfs and loop devices, where a volume is made by itself"
 
@@ -71,6 +72,12 @@ class DirectoryWritableLayers:
 
     def frozen_upper(self, checkpoint: str) -> Path:
         return self._layout.frozen_upper(checkpoint)
+
+    def open_frozen(self, checkpoint: str) -> AbstractContextManager[FrozenTree]:
+        return self._layout.open_frozen(checkpoint)
+
+    def open_new(self, name: str) -> AbstractContextManager[NewTree]:
+        return self._layout.open_new(name)
 
     def send(self, checkpoint: str, parent: str | None, fd: int) -> None:
         raise _cannot_travel()

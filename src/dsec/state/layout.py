@@ -31,6 +31,7 @@ from dsec.base.errors import (
 )
 from dsec.base.units import MIB, format_size
 from dsec.state import tree
+from dsec.state.disk_tree import DiskNewTree, DiskTree
 from dsec.state.port import WritableLayer
 from dsec.state.trash import Remove, Trash
 
@@ -88,6 +89,30 @@ class Layout:
         """Return the upper directory of a checkpoint."""
         with self.open_checkpoint(name):
             return self._root / "checkpoints" / name / "upper"
+
+    @contextmanager
+    def open_frozen(self, name: str) -> Iterator[DiskTree]:
+        """Open a checkpoint's upper directory as a tree."""
+        with self.open_checkpoint(name) as fd, _upper_of(fd) as upper:
+            frozen = DiskTree(upper)
+            try:
+                yield frozen
+            finally:
+                frozen.close()
+
+    @contextmanager
+    def open_new(self, name: str) -> Iterator[DiskNewTree]:
+        """Open an empty layer's upper directory as a tree to be filled; translate what the kernel says meanwhile."""
+        with self.open_layer(name) as fd, _upper_of(fd) as upper:
+            new = DiskNewTree(upper)
+            try:
+                yield new
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise host_disk_full(self._root) from error
+                raise
+            finally:
+                new.close()
 
     @contextmanager
     def _opened(self, parent_fd: int, name: str, missing: NotFoundError) -> Iterator[int]:
@@ -163,6 +188,15 @@ class Layout:
 
 def _never() -> bool:
     return False
+
+
+@contextmanager
+def _upper_of(fd: int) -> Iterator[int]:
+    upper = os.open("upper", tree.DIRECTORY, dir_fd=fd)
+    try:
+        yield upper
+    finally:
+        os.close(upper)
 
 
 def _taken(name: str) -> AlreadyExistsError:

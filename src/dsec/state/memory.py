@@ -8,13 +8,16 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dsec.base.errors import AlreadyExistsError, InvalidRequestError, SandboxDiskFullError, SnapshotNotFoundError
 from dsec.model.capability import Capability, CapabilityReport
+from dsec.state.memory_trees import MemoryFrozenTree, MemoryNewTree
 from dsec.state.port import WritableLayer
+from dsec.state.trees import FrozenTree, NewTree
 
 Contents = dict[Path, dict[str, Any]]
 """By a layer's upper directory: its entries by path. An entry's length is what it costs of the quota."""
@@ -66,6 +69,14 @@ class MemoryWritableLayers:
 
     def frozen_upper(self, checkpoint: str) -> Path:
         return self._existing(checkpoint).upper
+
+    @contextmanager
+    def open_frozen(self, checkpoint: str) -> Iterator[FrozenTree]:
+        yield MemoryFrozenTree(self._contents[self._existing(checkpoint).upper])
+
+    @contextmanager
+    def open_new(self, name: str) -> Iterator[NewTree]:
+        yield MemoryNewTree(self._contents[self._existing(name).upper])
 
     def send(self, checkpoint: str, parent: str | None, fd: int) -> None:
         entries, before = self._copy_of(checkpoint), {} if parent is None else self._copy_of(parent)

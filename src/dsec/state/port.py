@@ -15,11 +15,13 @@ Contract of every driver:
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from dsec.model.capability import CapabilityReport
+from dsec.state.trees import FrozenTree, NewTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,22 @@ class WritableLayers(Protocol):
 
         Raises:
             SnapshotNotFoundError: there is no such checkpoint.
+        """
+
+    def open_frozen(self, checkpoint: str) -> AbstractContextManager[FrozenTree]:
+        """Open a checkpoint to read it as a snapshot does.
+
+        Raises:
+            SnapshotNotFoundError: there is no such checkpoint.
+        """
+
+    def open_new(self, name: str) -> AbstractContextManager[NewTree]:
+        """Open the layer `name`, which is empty and has never been mounted, to fill it as a snapshot says.
+
+        After an error what the layer holds is undefined: discard it.
+
+        Raises:
+            HostDiskFullError: from the block: the volume has no room.
         """
 
     def send(self, checkpoint: str, parent: str | None, fd: int) -> None:

@@ -117,6 +117,8 @@ class CheckpointRecord(Value, frozen=True):
         written_bytes: what the writable layer had used.
         exported_bytes: of what the hook exported; None: none ran.
         saved: False announces it: whether the layer is whole is not known.
+        snapshot: id of the durable snapshot that it became; empty: none. It is the base of the next one's difference.
+        automatic: it was made for a snapshot, and goes when the next one has taken its place.
     """
 
     checkpoint_id: str
@@ -130,6 +132,8 @@ class CheckpointRecord(Value, frozen=True):
     written_bytes: int = 0
     exported_bytes: int | None = None
     saved: bool = False
+    snapshot: str = ""
+    automatic: bool = False
 
 
 class MigrationRecord(Value, frozen=True):

@@ -28,6 +28,7 @@ _OWN_FILES = frozenset(
         "journal.sqlite",
         "journal.sqlite-wal",
         "journal.sqlite-shm",
+        "cache",
         "exports",
         "fingerprints",
         "images",

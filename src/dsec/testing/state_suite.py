@@ -27,7 +27,9 @@ from dsec.model.state import (
     JobProgress,
     JobReport,
     PackRequest,
+    RestoreRequest,
     ScrubRules,
+    SnapshotRequest,
 )
 from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
@@ -195,6 +197,143 @@ class StateSuite:
         with pytest.raises(error):
             await state.fork(box, request_)
         assert [info.sandbox_id for info in await service.list()] == [box]
+
+    # -- snapshots ----------------------------------------------------------------------------------------------
+
+    async def test_a_snapshot_outlives_its_sandbox_and_is_restored_by_id_and_by_name(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await self._write(service, box, b"one")
+        info = await state.snapshot(box, SnapshotRequest(name="step-1", metadata={"score": "0.5"}))
+        assert (info.sandbox_id, info.image, info.name, info.parent) == (box, self.image, "step-1", None)
+        assert info.files > 0
+        assert info.content_bytes > 0
+        await service.remove(box)
+        assert [each.snapshot_id for each in await state.list_snapshots()] == [info.snapshot_id]
+        for reference in (info.snapshot_id, "step-1"):
+            restored = await state.restore(reference)
+            assert restored.snapshot == info.snapshot_id
+            assert await self._read(service, restored.sandbox_id) == b"one"
+
+    async def test_the_next_snapshot_is_a_difference_and_holds_everything(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await self._write(service, box, b"one")
+        first = await state.snapshot(box)
+        await service.write_file(box, "/tmp/other", b"two")
+        second = await state.snapshot(box)
+        assert (second.parent, second.depth, second.files) == (first.snapshot_id, 1, first.files + 1)
+        restored = (await state.restore(second.snapshot_id)).sandbox_id
+        assert await self._read(service, restored) == b"one"
+        assert await self._content(service, restored, "/tmp/other") == b"two"
+        third = await state.snapshot(restored)
+        assert (third.parent, third.sandbox_id) == (second.snapshot_id, restored)
+
+    async def test_a_checkpoint_becomes_a_snapshot_as_it_was(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await self._write(service, box, b"one")
+        await state.checkpoint(box, CheckpointRequest(name="one"))
+        await self._write(service, box, b"two")
+        info = await state.snapshot(box, SnapshotRequest(checkpoint="one"))
+        assert [each.name for each in await state.list_checkpoints(box)] == ["one"]
+        restored = (await state.restore(info.snapshot_id)).sandbox_id
+        assert await self._read(service, restored) == b"one"
+        with pytest.raises(SnapshotNotFoundError):
+            await state.snapshot(box, SnapshotRequest(checkpoint="nothing"))
+
+    async def test_snapshots_leave_one_checkpoint_behind(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await state.checkpoint(box, CheckpointRequest(name="mine"))
+        for step in range(3):
+            await self._write(service, box, b"%d" % step)
+            await state.snapshot(box)
+        assert [each.name for each in await state.list_checkpoints(box)] == ["mine", ""]
+
+    async def test_a_restored_sandbox_is_one_of_its_own(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await self._write(service, box, b"one")
+        info = await state.snapshot(box)
+        restored = await state.restore(info.snapshot_id, RestoreRequest(env={"B": "mine"}, metadata={"x": "y"}))
+        assert restored.sandbox_id != box
+        assert restored.spec.hostname == restored.sandbox_id
+        assert (restored.spec.env, restored.spec.seed) == ({"A": "parent", "B": "mine"}, 7)
+        assert restored.spec.metadata == {"task": "fix-42", "x": "y"}
+        assert (await state.restore(info.snapshot_id, RestoreRequest(seed=9))).spec.seed == 9
+        await self._write(service, restored.sandbox_id, b"two")
+        assert await self._read(service, box) == b"one"
+        await service.rollback(restored.sandbox_id)
+        assert await self._read(service, restored.sandbox_id) == b"one"
+
+    async def test_restoring_again_with_an_id_makes_no_more(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        info = await state.snapshot(box, SnapshotRequest(name="mine"))
+        request = RestoreRequest(sandbox_id="sbx-one", env={"B": "mine"})
+        first = await state.restore("mine", request)
+        await state.snapshot(box, SnapshotRequest(name="mine"))
+        for reference in ("mine", info.snapshot_id):
+            assert (await state.restore(reference, request)).created_at_s == first.created_at_s
+        assert len(await service.list()) == 2
+        other = await state.snapshot(box)
+        for reference, again in (
+            (other.snapshot_id, request),
+            (info.snapshot_id, RestoreRequest(sandbox_id="sbx-one", seed=1)),
+            (info.snapshot_id, RestoreRequest(sandbox_id=box)),
+        ):
+            with pytest.raises(AlreadyExistsError):
+                await state.restore(reference, again)
+
+    async def test_of_several_snapshots_with_a_name_the_newest_is_meant(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        infos = []
+        for content in (b"one", b"two"):
+            await self._write(service, box, content)
+            infos.append(await state.snapshot(box, SnapshotRequest(name="mine")))
+        newest = (await state.list_snapshots())[-1]
+        assert (await state.restore("mine")).snapshot == newest.snapshot_id
+        await state.remove_snapshot("mine")
+        left = [each.snapshot_id for each in await state.list_snapshots()]
+        assert left == [each.snapshot_id for each in infos if each != newest]
+
+    async def test_a_snapshot_upon_one_that_was_removed_stays_readable(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await self._write(service, box, b"one")
+        first = await state.snapshot(box)
+        await service.write_file(box, "/tmp/other", b"two")
+        second = await state.snapshot(box)
+        await state.remove_snapshot(first.snapshot_id)
+        await state.remove_snapshot(first.snapshot_id)
+        with pytest.raises(SnapshotNotFoundError):
+            await state.restore(first.snapshot_id)
+        restored = (await state.restore(second.snapshot_id)).sandbox_id
+        assert await self._read(service, restored) == b"one"
+        third = await state.snapshot(box)
+        await state.remove_snapshot(second.snapshot_id)
+        restored = (await state.restore(third.snapshot_id)).sandbox_id
+        assert await self._read(service, restored) == b"one"
+
+    async def test_a_snapshot_or_restore_that_cannot_be_makes_nothing(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        with pytest.raises(SnapshotNotFoundError):
+            await state.restore("nothing")
+        with pytest.raises(SnapshotNotFoundError):
+            await state.remove_snapshot("nothing")
+        with pytest.raises(InvalidRequestError):
+            await state.snapshot(box, SnapshotRequest(name="no name"))
+        with pytest.raises(SandboxNotFoundError):
+            await state.snapshot("sbx-nobody")
+        info = await state.snapshot(box)
+        for request in (RestoreRequest(timeout_s=0), RestoreRequest(env={"no name": ""})):
+            with pytest.raises(InvalidRequestError):
+                await state.restore(info.snapshot_id, request)
+        assert [each.sandbox_id for each in await service.list()] == [box]
+        assert len(await state.list_snapshots()) == 1
 
     # -- packs --------------------------------------------------------------------------------------------------
 

@@ -54,8 +54,17 @@ _THAWS = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-async def checkpoint(core: Core, sandbox: Sandbox, request: CheckpointRequest) -> CheckpointInfo:
-    """Save the present state. A stop ends it early; everybody else waits."""
+async def checkpoint(
+    core: Core, sandbox: Sandbox, request: CheckpointRequest, *, automatic: bool = False
+) -> CheckpointInfo:
+    """Save the present state. A stop ends it early; everybody else waits.
+
+    Args:
+        core: the node.
+        sandbox: what is saved.
+        request: how.
+        automatic: nobody asked for this checkpoint: it is made for a snapshot.
+    """
     require_capability(Capability.CHECKPOINT, "a checkpoint", core.reports)
     _check_name(request.name)
     async with sandbox.transition:
@@ -69,6 +78,7 @@ async def checkpoint(core: Core, sandbox: Sandbox, request: CheckpointRequest) -
             parent=sandbox.record.current,
             generation=sandbox.record.generation,
             created_wall_s=core.parts.clock.wall_s(),
+            automatic=automatic,
         )
         await _make_or_undo(core, sandbox, record, run_hook=request.hooks)
         return describe(core, sandbox, sandbox.checkpoints[record.checkpoint_id])

@@ -304,7 +304,7 @@ async def _bring_up(core: Core, child: Sandbox, limiter: anyio.CapacityLimiter) 
     async with limiter:
         await anyio.to_thread.run_sync(_branch, core, record)
         child.generation = await core.launch(record)
-        await _renew_machine_id(core, child.generation)
+        await renew_machine_id(core, child.generation)
         await hooks.import_state(core, record, child.generation, record.origin)
 
 
@@ -312,7 +312,7 @@ def _branch(core: Core, record: SandboxRecord) -> None:
     core.parts.layers.branch(record.origin, record.layer, quota_bytes=record.spec.resources.disk_bytes)
 
 
-async def _renew_machine_id(core: Core, generation: Generation) -> None:
+async def renew_machine_id(core: Core, generation: Generation) -> None:
     """Give a child a machine id of its own where its files have one. A link is left alone: what it means is the
     guest's affair, and whatever it leads to is not what programs call the machine id."""
     files = generation.instance.files

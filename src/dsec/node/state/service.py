@@ -28,8 +28,9 @@ from dsec.model.state import (
 from dsec.node.core import Core
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox
-from dsec.node.state import checkpoints, fingerprints, forks, hooks, packing
+from dsec.node.state import checkpoints, fingerprints, forks, hooks, packing, restoring
 from dsec.node.state.jobs import Jobs
+from dsec.node.state.snapshots import Snapshots
 
 
 class State:
@@ -46,6 +47,7 @@ class State:
         self._lifetimes = lifetimes
         self._ready = ready
         self._jobs = Jobs(core, lifetimes)
+        self._snapshots = Snapshots(core)
         self._packs = anyio.CapacityLimiter(packing.PACKS_AT_ONCE)
 
     async def checkpoint(self, sandbox_id: str, request: CheckpointRequest = CheckpointRequest()) -> CheckpointInfo:
@@ -68,16 +70,21 @@ class State:
             return await forks.fork(self._core, self._lifetimes, sandbox, request)
 
     async def snapshot(self, sandbox_id: str, request: SnapshotRequest = SnapshotRequest()) -> SnapshotInfo:
-        raise _missing("snapshots")
+        sandbox = await self._standing(sandbox_id, runs=request.checkpoint is None)
+        with self._core.activity(sandbox):
+            return await self._snapshots.take(sandbox, request)
 
     async def list_snapshots(self) -> Sequence[SnapshotInfo]:
-        raise _missing("snapshots")
+        self._core.check_open()
+        return await self._snapshots.list_all()
 
     async def restore(self, snapshot: str, request: RestoreRequest = RestoreRequest()) -> SandboxInfo:
-        raise _missing("snapshots")
+        self._core.check_open()
+        return await restoring.restore(self._core, self._lifetimes, snapshot, request)
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        raise _missing("snapshots")
+        self._core.check_open()
+        await self._snapshots.remove(snapshot)
 
     async def pack(self, sandbox_id: str, request: PackRequest) -> PackReport:
         sandbox = await self._standing(sandbox_id, runs=False)
