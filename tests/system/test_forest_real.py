@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
@@ -26,7 +26,7 @@ from dsec.node.builder import open_node
 from dsec.node.settings import NodeSettings
 from dsec.service.port import SandboxService
 from dsec.testing.forest_machine import HOME, NUMBER, ForestMachine
-from dsec.testing.forest_model import Files, link
+from dsec.testing.forest_model import EVERY, Files, link
 from dsec.testing.leaks import Leaks
 
 EXAMPLES = max(3, int(os.environ.get("DSEC_TEST_EXAMPLES", "0")) // 100)
@@ -50,10 +50,16 @@ class RealGround:
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
+        self._is_new = True
 
     @asynccontextmanager
     async def node(self) -> AsyncIterator[SandboxService]:
         async with open_node(NodeSettings(state_dir=str(self._state_dir))) as node:
+            if self._is_new:
+                # An example that failed leaves its forest.
+                for info in await node.list(EVERY):
+                    await node.remove(info.sandbox_id)
+            self._is_new = False
             yield node
 
     def arm(self, step: int) -> None:
@@ -123,6 +129,12 @@ def forest_dir(image_root: Path, state_dir: Path, tmp_path: Path) -> Path:
 def test_a_forest_on_btrfs_and_crun_is_what_plain_dictionaries_say(forest_dir: Path) -> None:
     machine = type("OnThisHost", (Machine,), {"make_ground": staticmethod(partial(RealGround, forest_dir))})
     chosen = settings(
-        max_examples=EXAMPLES, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=EXAMPLES,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        # Smaller examples are for the node in memory: here each takes a second.
+        phases=(Phase.explicit, Phase.generate),
+        report_multiple_bugs=False,
     )
     run_state_machine_as_test(machine, settings=chosen)

@@ -147,8 +147,7 @@ class MemoryFiles:
         if mode is WriteMode.CREATE:
             raise AlreadyExistsError(f"{resolved} exists")
         self.tree.require(resolved, identity, 0o2)
-        kept = before.mode if mode is WriteMode.APPEND else permissions
-        return MemoryWriter(self.tree, resolved, Entry(FileKind.FILE, kept, before.uid, before.gid), mode)
+        return MemoryWriter(self.tree, resolved, Entry(FileKind.FILE, before.mode, before.uid, before.gid), mode)
 
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         resolve_user(user)

@@ -206,6 +206,19 @@ class Writer(Protocol):
         """Leave what was there before. Idempotent; a no-op after `commit`."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """What a file holds.
+
+    Attributes:
+        size_bytes: of all of it.
+        blake3: of its beginning, as hexadecimal digits.
+    """
+
+    size_bytes: int
+    blake3: str
+
+
 class Files(Protocol):
     """The files of an instance, from outside.
 
@@ -225,10 +238,18 @@ class Files(Protocol):
         permissions: int = 0o644,
         user: str | None = None,
     ) -> Writer:
-        """Open for writing; missing parent directories are made (0o755)."""
+        """Open for writing; missing parent directories are made (0o755). `permissions` are a new file's: one that is
+        replaced or added to keeps its own."""
 
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         """Describe one entry; a final symbolic link is not followed."""
+
+    async def stat_all(self, paths: Sequence[str]) -> tuple[FileInfo | DsecError, ...]:
+        """Describe many entries at once, as root; an error stands in the place of the path that it is about."""
+
+    async def digest_all(self, paths: Sequence[str], *, limit_bytes: int) -> tuple[FileDigest | DsecError, ...]:
+        """Hash the contents of many regular files at once, as root: of each the first `limit_bytes`. Links are followed
+        inside the root. An error stands in the place of the path that it is about."""
 
     async def list(
         self, path: str, *, depth: int = 1, limit: int = 10_000, user: str | None = None
@@ -239,7 +260,7 @@ class Files(Protocol):
         """Make a directory and its missing parents; return whether it is new."""
 
     async def move(self, source: str, target: str, *, user: str | None = None) -> None:
-        """Rename, replacing a file at `target` but not a directory."""
+        """Rename, replacing a file at `target` but not another directory. Onto itself changes nothing."""
 
     async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
         """Remove a file, link or empty directory, or a whole tree when `recursive`."""

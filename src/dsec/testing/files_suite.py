@@ -327,6 +327,21 @@ class FilesSuite:
         with pytest.raises(InvalidRequestError):
             await files.remove("/", recursive=True)
 
+    async def test_a_file_that_is_replaced_or_added_to_keeps_its_permissions(self, files: Files) -> None:
+        for mode in (WriteMode.CREATE, WriteMode.REPLACE, WriteMode.APPEND):
+            writer = await files.open_write(
+                "/tmp/script", mode=mode, permissions=0o750 if mode is WriteMode.CREATE else 0o644
+            )
+            await writer.write(b"x")
+            await writer.commit()
+            assert (await files.stat("/tmp/script")).mode == 0o750
+
+    async def test_what_is_moved_onto_itself_stays(self, files: Files) -> None:
+        await files.make_directory("/tmp/a/b")
+        await files.move("/tmp/a", "/tmp/a")
+        await files.move("/tmp/a/b", "/tmp/a/b")
+        assert [info.path for info in await files.list("/tmp/a")] == ["/tmp/a/b"]
+
     async def test_permissions_of_the_user_count(self, files: Files) -> None:
         await write_file(files, "/secret", b"s")
         await files.make_directory("/closed", permissions=0o700)

@@ -26,7 +26,18 @@ from dsec.model.state import CheckpointRequest, ForkRequest
 from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
 from dsec.testing.faults import Killed
-from dsec.testing.forest_model import Box, Files, Forest, RefusedError, look, moved, removed, with_directory, written
+from dsec.testing.forest_model import (
+    Box,
+    Files,
+    Forest,
+    RefusedError,
+    differing,
+    look,
+    moved,
+    removed,
+    with_directory,
+    written,
+)
 
 T = TypeVar("T")
 Call = Callable[[SandboxService], Awaitable[T]]
@@ -219,7 +230,7 @@ class ForestMachine(RuleBasedStateMachine):
         self._restart()
         shown = self._runner.run(look(self.service, HOME))
         true = [forest for forest in possible if forest.shown() == shown]
-        assert true, f"none of {len(possible)} possible forests: {shown}\n{[forest.shown() for forest in possible]}"
+        assert true, "\n".join(["none of what may be:", *(differing(shown, forest.shown()) for forest in possible)])
         note(f"-- killed; the next node shows outcome {possible.index(true[-1])}")
         self.forest = true[-1]
 
@@ -430,8 +441,8 @@ class ForestMachine(RuleBasedStateMachine):
             return
 
         async def check() -> None:
-            shown = await look(self.service, HOME)
-            assert shown == self.forest.shown()
+            differences = differing(await look(self.service, HOME), self.forest.shown())
+            assert not differences, differences
             await self.ground.check(self.service)
 
         with self._checking():

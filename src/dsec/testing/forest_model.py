@@ -53,8 +53,8 @@ def written(files: Files, path: str, content: bytes, *, mode: int, append: bool)
     there = files.get(path)
     if there is not None and there[0] != _FILE:
         raise RefusedError(f"{path} is a {there[0]}")
-    if append and there is not None:
-        return {**files, path: (_FILE, there[1], there[2] + content)}
+    if there is not None:
+        return {**files, path: (_FILE, there[1], there[2] + content if append else content)}
     return {**with_directory(files, posixpath.dirname(path)), path: (_FILE, mode, content)}
 
 
@@ -70,9 +70,11 @@ def moved(files: Files, source: str, target: str) -> Files:
     if source not in files or target.startswith(f"{source}/"):
         raise RefusedError(f"{source} cannot be moved to {target}")
     there, parent = files.get(target), posixpath.dirname(target)
+    if source == target:
+        return files
     if (parent and files.get(parent, ("",))[0] != _DIRECTORY) or _is_in_a_file(files, target):
         raise RefusedError(f"nothing holds {target}")
-    if there is not None and source != target and _DIRECTORY in (there[0], files[source][0]):
+    if there is not None and _DIRECTORY in (there[0], files[source][0]):
         raise RefusedError(f"{target} is in the way")
     subtree = {target + name[len(source) :]: files[name] for name in (source, *_below(files, source))}
     return {**removed(files, source), **subtree}
@@ -199,3 +201,15 @@ async def files_of(service: SandboxService, sandbox_id: str, home: str) -> Files
 def link(target: str) -> Entry:
     """A symbolic link."""
     return (_LINK, 0, target.encode())
+
+
+_PARTS = ("state", "generation", "checkpoints", "current", "files")
+
+
+def differing(shown: Mapping[str, Shown], expected: Mapping[str, Shown]) -> str:
+    """Say in which parts of which sandboxes what is shown is not what must be; empty when it is."""
+    lines = [f"there: {sorted(shown)}, expected: {sorted(expected)}"] if shown.keys() != expected.keys() else []
+    for name in sorted(shown.keys() & expected.keys()):
+        pairs = zip(_PARTS, shown[name], expected[name], strict=True)
+        lines += [f"{name}: {part}: {seen}, expected: {wanted}" for part, seen, wanted in pairs if seen != wanted]
+    return "\n".join(lines)

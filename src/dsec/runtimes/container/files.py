@@ -139,7 +139,7 @@ class ContainerFiles:
         return bool(made)
 
     async def move(self, source: str, target: str, *, user: str | None = None) -> None:
-        """Rename, replacing a file at `target` but not a directory."""
+        """Rename, replacing a file at `target` but not another directory. Onto itself changes nothing."""
         old, new = encode_path(source), encode_path(target)
         await self._access.run_for(user, new, lambda root, _: _move(root, old, new))
 
@@ -218,7 +218,10 @@ def _move_directory(old_parent: int, old_name: bytes, new_parent: int, new_name:
     try:
         rename_no_replace(old_parent, old_name, new_parent, new_name)
     except FileExistsError as error:
-        if stat.S_ISDIR(os.stat(new_name, dir_fd=new_parent, follow_symlinks=False).st_mode):
+        there = os.stat(new_name, dir_fd=new_parent, follow_symlinks=False)
+        if os.path.samestat(there, os.stat(old_name, dir_fd=old_parent, follow_symlinks=False)):
+            return  # As rename(2) does where both names are one file.
+        if stat.S_ISDIR(there.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new_name) from error
         raise
 
