@@ -162,11 +162,25 @@ def test_hybrid_memory_is_forced_out(hybrid: Cgroups, tmp_path: Path) -> None:
     assert hybrid.swapped_bytes("g") == 12288
 
 
+def test_memory_that_only_swap_can_take_is_what_is_no_copy_of_a_file(
+    unified: Cgroups, hybrid: Cgroups, tmp_path: Path
+) -> None:
+    (unified.path("g") / "memory.stat").write_text("anon 100\nfile 5000\nshmem 20\n")
+    assert unified.swappable_bytes("g") is None  # No way to ask for it: an older kernel.
+    (unified.path("g") / "memory.reclaim").touch()
+    assert unified.swappable_bytes("g") == 120
+    group = tmp_path / "memory/dsec/n/g"
+    (group / "memory.stat").write_text("cache 5020\nrss 100\nshmem 20\ntotal_rss 7\n")
+    (group / "memory.force_empty").touch()
+    assert hybrid.swappable_bytes("g") == 120
+
+
 def test_memory_that_is_not_accounted_is_not_given_back(tmp_path: Path) -> None:
     (tmp_path / "dsec/n/g").mkdir(parents=True)
     for mounts in (CgroupMounts(CgroupMode.UNIFIED, tmp_path, {}), CgroupMounts(CgroupMode.HYBRID, tmp_path, {})):
         cgroups = Cgroups(mounts, "dsec/n")
         assert (cgroups.release_memory("g", KernelWrites()), cgroups.swapped_bytes("g")) == (0, None)
+        assert cgroups.swappable_bytes("g") is None
 
 
 def test_processes_of_a_group_and_its_children_are_read_up_to_a_bound(unified: Cgroups) -> None:

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dsec.base.errors import CapabilityMissingError, HostDiskFullError, StateCorruptedError, SwapFullError
+from dsec.linux import inodes, statfs
+from dsec.linux.probe_swap import swap_file as swap_probe
 from dsec.linux.swap import swap_table
+from dsec.model.capability import Capability
 from dsec.node.state import swap
 from dsec.node.state.swap import SwapFile
 
@@ -138,6 +142,92 @@ def test_file_that_is_off_is_used_when_whole_and_made_anew_when_not(path: Path) 
     larger = SwapFile(path, 2 * SIZE)
     with larger.claim(SIZE):
         assert path.stat().st_size == 2 * SIZE
+
+
+def test_file_never_takes_more_than_a_quarter_of_the_free_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_bytes = 8 * SIZE
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free_bytes, f_frsize=1))
+    monkeypatch.setattr(swap, "swap_on", refuse(22))
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda descriptor, offset, size: sizes.append(size))
+    for wanted in (16 * SIZE, SIZE):
+        with pytest.raises(CapabilityMissingError), SwapFile(path, wanted).claim(1):
+            pass
+    assert sizes == [2 * SIZE, SIZE]
+    free_bytes = MIB
+    with pytest.raises(HostDiskFullError, match="quarter"), SwapFile(path, SIZE).claim(1):
+        pass
+
+
+def test_report_says_whether_there_can_be_swap_and_makes_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swap, "is_host_root", lambda: True)
+    report = SwapFile(path, SIZE).report()
+    assert (report.capability, report.available) == (Capability.SWAP_FILE, True)
+    assert "made when first needed" in report.reason
+    assert "swap_bytes is 0" in SwapFile(path, 0).report().reason
+    monkeypatch.setattr(statfs, "file_system_type", lambda _: statfs.TMPFS)
+    assert "tmpfs" in SwapFile(path, SIZE).report().reason
+    monkeypatch.setattr(swap, "is_host_root", lambda: False)
+    refused = SwapFile(path, SIZE).report()
+    assert not refused.available
+    assert "root" in refused.resolution
+    assert not path.exists()
+
+
+@pytest.mark.root
+def test_report_of_a_file_that_is_on_says_how_full_it_is(path: Path) -> None:
+    usable(path)
+    assert "used in" in SwapFile(path, 0).report().reason
+
+
+@pytest.fixture
+def btrfs(tmp_path: Path) -> Iterator[Path]:
+    """A btrfs of its own."""
+    disk, mounted = tmp_path / "disk", tmp_path / "m"
+    mounted.mkdir()
+    with disk.open("wb") as file:
+        file.truncate(256 * MIB)
+    for command in (["mkfs.btrfs", "-q", str(disk)], ["mount", "-o", "loop", str(disk), str(mounted)]):
+        if subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("this host has no btrfs")
+    yield mounted
+    subprocess.run(["umount", str(mounted)], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_file_in_btrfs_is_not_copied_on_write_and_its_neighbours_can_be_snapshotted(btrfs: Path) -> None:
+    file = SwapFile(btrfs / "swap", SIZE)
+    with file.claim(1):
+        assert file.area() is not None
+        descriptor = os.open(file.path, os.O_RDONLY)
+        assert inodes.flags(descriptor) & inodes.NOCOW
+        os.close(descriptor)
+        for command in (["create", "a"], ["snapshot", "a", "b"]):
+            subprocess.run(["btrfs", "subvolume", *command], cwd=btrfs, check=True, capture_output=True)
+        # What holds it is the subvolume it lies in.
+        refused = subprocess.run(
+            ["btrfs", "subvolume", "snapshot", ".", "c"], cwd=btrfs, check=False, capture_output=True
+        )
+        assert refused.returncode != 0
+    file.remove()
+    assert swap_probe(btrfs).present
+
+
+@pytest.mark.root
+def test_probe_leaves_nothing_and_names_a_file_system_that_cannot(tmp_path: Path) -> None:
+    assert swap_probe(tmp_path / "not" / "yet").seen.startswith(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    mounted = tmp_path / "tmpfs"
+    mounted.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(mounted)], check=True)
+    try:
+        finding = swap_probe(mounted)
+        assert list(mounted.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(mounted)], check=True)
+    assert not finding.present
+    assert "Invalid argument" in finding.seen
 
 
 KILLED = """

@@ -48,7 +48,7 @@ class Neighbourhood:
             for _ in range(self._cores):
                 busy = CommandRequest(argv=("sh", "-c", "while :; do :; done"), timeout_s=None)
                 await self._service.start_process(info.sandbox_id, busy)
-            await self._service.pause(info.sandbox_id)
+            await self._service.pause(info.sandbox_id, keep_memory=True)
             self._neighbours[qos] = info.sandbox_id
 
     async def work(self, neighbour: QosClass | None) -> float:
@@ -59,7 +59,7 @@ class Neighbourhood:
             result = await self._service.run(self._victim, CommandRequest(argv=("python3", "-c", _WORK)))
         finally:
             if neighbour is not None:
-                await self._service.pause(self._neighbours[neighbour])
+                await self._service.pause(self._neighbours[neighbour], keep_memory=True)
         if result.status.exit_code != 0:
             raise RuntimeFailedError("the victim could not work", detail=result.stderr.decode(errors="replace"))
         return float(result.stdout)

@@ -12,8 +12,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from dsec.model.sandbox import SandboxFilter, SandboxState
 from dsec.node.builder import open_node
 from dsec.node.node import Node
 from dsec.node.settings import environment_values, settings_from
+from dsec.node.state.swap import SWAP_FILE, SwapFile
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
 
@@ -138,6 +139,15 @@ class Workplace:
             _link_image(self._images, state_dir / "images", canonical_name(self.image))
         return state_dir
 
+    @contextmanager
+    def images_of_embedded(self) -> Iterator[LocalImageStore]:
+        """The image store of the node in this process, for benchmarks that bring an image of their own. Blocks."""
+        store = LocalImageStore(self._state_dir("embedded") / "images")
+        try:
+            yield store
+        finally:
+            store.close()
+
     @asynccontextmanager
     async def embedded(self) -> AsyncIterator[Node]:
         """A node in this process; its sandboxes are removed at the end."""
@@ -178,6 +188,7 @@ class Workplace:
     def _take_away(self) -> None:
         for state_dir in self._nodes:
             _destroy(state_dir)
+            SwapFile(state_dir / SWAP_FILE, 0).remove()  # Deleted while it is on, it would stay on.
         # What is still mounted must not be deleted through its mount.
         for entry in mounts_under(self.directory):
             unmount(entry.target, detach=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dsec.linux import probe_cgroups, probe_kernel, probe_tools
+from dsec.linux import probe_cgroups, probe_kernel, probe_swap, probe_tools
 from dsec.linux.probe import Finding, Probe, trial
 from dsec.model.capability import Capability
 
@@ -312,7 +312,14 @@ def _size_checks(state_dir: Path) -> tuple[Check, ...]:
             enables="images and writable layers", probe=partial(probe_kernel.disk_space, state_dir),
         ),
         Check(
-            name="swap", title="swap", need=Need.OPTIONAL, resolution="swapon a file or a zram device",
+            name="swap_file", title="a swap file in the state directory", need=Need.RECOMMENDED,
+            need_as_user=Need.OPTIONAL,
+            resolution="a state directory on ext4, XFS, or btrfs with its data on one device",
+            enables="pauses that give memory back", probe=partial(probe_swap.swap_file, state_dir),
+            capabilities=(_C.SWAP_FILE,),
+        ),
+        Check(
+            name="swap", title="swap of the host", need=Need.OPTIONAL, resolution="swapon a file or a zram device",
             enables="more idle sandboxes than fit into memory", probe=probe_kernel.swap,
         ),
         Check(

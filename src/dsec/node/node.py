@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from dsec import __version__
@@ -50,8 +51,8 @@ from dsec.node.recovery import Recovery
 from dsec.node.sandbox import Generation, Sandbox
 from dsec.node.state import pausing
 from dsec.node.state.disk_full import DiskFull
-from dsec.node.state.migration_target import Migrations
 from dsec.node.state.durable import Durable
+from dsec.node.state.migration_target import Migrations
 from dsec.node.state.service import State
 from dsec.node.supervisor import Supervisor
 from dsec.node.validation import check_command
@@ -88,8 +89,8 @@ class Node:
             CapabilityMissingError: the host can run nothing.
             StateCorruptedError: the journal cannot be read.
         """
-        try:
         durable = Durable(parts)
+        try:
             async with anyio.create_task_group() as group:
                 node = cls(Core(parts, Supervisor(group), durable))
                 try:
@@ -103,8 +104,8 @@ class Node:
             raise wrapped.exceptions[0] from None
         finally:
             # The parts are let go only when no task uses them any more.
-            await _close_parts(parts)
             await durable.aclose()
+            await _close_parts(parts)
 
     async def _start(self) -> None:
         await self._core.parts.runtime.open()
@@ -145,6 +146,8 @@ class Node:
                 if sandbox.state is not SandboxState.STOPPED:
                     await ending.stop(self._core, sandbox, "the node was shut down")
             await self.pools.destroy_vacant()
+            if self._core.parts.swap is not None:
+                await anyio.to_thread.run_sync(self._core.parts.swap.remove)
         await self.aclose()
 
     async def expire_due(self) -> None:

@@ -36,5 +36,8 @@ class MemorySwap:
         finally:
             self.claimed_bytes -= size_bytes
 
+    def remove(self) -> None:
+        """Nothing is held."""
+
     def report(self) -> CapabilityReport:
         return CapabilityReport(capability=Capability.SWAP_FILE, available=True, reason="in memory")

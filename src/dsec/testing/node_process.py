@@ -23,6 +23,8 @@ from dsec.testing.countdown import Countdown
 
 _COUNTED = ("node", "runtimes", "state", "stores", "linux")
 _START_TIMEOUT_S = 60.0
+SWAP = "256MiB"
+"""Room for the memory of what tests pause; many nodes share the disk."""
 
 
 class NodeProcess:
@@ -41,7 +43,7 @@ class NodeProcess:
         self.state_dir = state_dir
         self.announced: dict[str, str] = {}
         self._arguments = ["up", "--json", *(["--port", "0"] if tcp else ["--socket-only"])]
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**os.environ, "DSEC_SWAP_BYTES": SWAP, **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, *, die_after_lines: int | None = None, armed: bool = False) -> bool:

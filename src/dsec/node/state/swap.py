@@ -68,6 +68,14 @@ class Swap(Protocol):
     def report(self) -> CapabilityReport:
         """Say whether there can be swap, as far as that can be told without making it."""
 
+    def remove(self) -> None:
+        """Let go of it, when no sandbox is left.
+
+        Raises:
+            HostOutOfMemoryError: what is in it has no room in memory; it stays.
+            RuntimeFailedError: the kernel refuses for another reason.
+        """
+
 
 class SwapFile:
     """One swap file. Its methods block: making it allocates, removing it reads everything back.
@@ -129,12 +137,8 @@ class SwapFile:
         return _report(f"up to {format_size(self.size_bytes)} at {self.path}, made when first needed")
 
     def remove(self) -> None:
-        """Switch it off and delete it, and what a killed node left of one. No error when there is none.
-
-        Raises:
-            HostOutOfMemoryError: what is in it has no room in memory; it stays on.
-            RuntimeFailedError: the kernel refuses for another reason.
-        """
+        """See `Swap.remove`: switch it off and delete it, and what a killed node left of one. No error when there is
+        none. Whoever deletes a state directory does this first: a deleted file stays on until the host restarts."""
         with self._lock:
             if self.area() is not None:
                 self._switch_off()
