@@ -48,8 +48,11 @@ _QGROUP_CREATE = _request(_WRITE, 42, 16)
 _QGROUP_LIMIT = _request(_READ, 43, 48)
 _WAIT_SYNC = _request(_WRITE, 22, 8)
 _START_SYNC = _request(_READ, 24, 8)
+_GET_SUBVOL_INFO = _request(_READ, 60, 504)
 _SUBVOL_SYNC_WAIT = _request(_WRITE, 65, 16)
 
+_INFO_OTIME = 392
+"""Where `otime` stands in a `struct btrfs_ioctl_get_subvol_info_args`."""
 _SUBVOL_RDONLY = 2
 _SYNC_WAIT_FOR_QUEUED = 1
 _SUBVOL_QGROUP_INHERIT = 4
@@ -140,6 +143,12 @@ def subvolume_id(fd: int) -> int:
     argument = struct.pack("=QQ4080x", 0, FIRST_SUBVOLUME_ID)
     identity: int = struct.unpack_from("=Q", _ioctl(fd, _INO_LOOKUP, argument))[0]
     return identity
+
+
+def made_at_ns(fd: int) -> int:
+    """Return when the subvolume that holds `fd` was made, by the wall clock that its files' times come from."""
+    seconds, nanoseconds = struct.unpack_from("=QI", _ioctl(fd, _GET_SUBVOL_INFO, bytes(504)), _INFO_OTIME)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
 def grow_to_device(fd: int) -> None:

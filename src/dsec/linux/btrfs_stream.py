@@ -30,6 +30,7 @@ from dsec.linux import syscalls
 MAGIC = b"btrfs-stream\0"
 VERSION = 1
 _SEND = (1 << 30) | (72 << 16) | (0x94 << 8) | 38
+_NO_FILE_DATA = 1
 _HEAD = struct.Struct("<IHI")
 _ATTRIBUTE = struct.Struct("<HH")
 _MAXIMUM_COMMAND_BYTES = 1 << 20
@@ -116,7 +117,7 @@ class Item:
         return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
-def send(subvolume_fd: int, stream_fd: int, *, parent: int | None) -> None:
+def send(subvolume_fd: int, stream_fd: int, *, parent: int | None, contents: bool = True) -> None:
     """Write the stream of a read-only subvolume to a pipe or file. Blocks; EPIPE when nobody reads any more.
 
     Files share extents in the stream only within the sent subvolume, so that applying it needs nothing but what the
@@ -126,8 +127,10 @@ def send(subvolume_fd: int, stream_fd: int, *, parent: int | None) -> None:
         subvolume_fd: what is sent.
         stream_fd: where to.
         parent: id of the read-only subvolume that the stream begins from; None: from nothing.
+        contents: False tells of contents only where they changed (`UPDATE_EXTENT`).
     """
-    packed = struct.pack("=qQQQQI28x", stream_fd, 0, 0, parent or 0, 0, 0)
+    flags = 0 if contents else _NO_FILE_DATA
+    packed = struct.pack("=qQQQQI28x", stream_fd, 0, 0, parent or 0, flags, 0)
     buffer = ctypes.create_string_buffer(packed, len(packed))
     syscalls.libc_call("ioctl", subvolume_fd, ctypes.c_ulong(_SEND), buffer)
 

@@ -126,7 +126,12 @@ class _Comparison:
 
     def _was_same(self, path: bytes, new: Found) -> bool:
         old = self._old(path)
-        return old is not None and old.inode == new.inode
+        return old is not None and self._is_same_inode(path, new, old)
+
+    def _is_same_inode(self, path: bytes, new: Found, old: Found) -> bool:
+        """Whether a path of the newer tree is an inode of the older one. Without a hint numbers mean nothing; and two
+        branches of a layer give the same number to different inodes."""
+        return self.touched is not None and path not in self.touched.made and new.inode == old.inode
 
     def _result(self, *, by_hint: bool) -> Difference:
         removed: list[bytes] = []
@@ -169,7 +174,7 @@ class _Comparison:
         self._count(new, old)
         linked = self._note_group(self.groups, path, new)
         linked = (old is not None and self._note_group(self.old_groups, path, old)) or linked
-        if not linked and (changed := self._changed(path, new, old)) is not None:
+        if (new.kind == "d" or not linked) and (changed := self._changed(path, new, old)) is not None:
             self.entries[path] = changed
         return new, old
 
@@ -297,13 +302,13 @@ class _Comparison:
             candidates.insert(0, _moved_from(path, self.touched))
         for origin in candidates:
             old = self._old(origin)
-            if old is not None and old.kind == "f" and (old.inode == new.inode or origin == path):
+            if old is not None and old.kind == "f" and (origin == path or self._is_same_inode(path, new, old)):
                 return origin, old
         return path, None
 
     def _hinted(self, path: bytes, new: Found, old: Found) -> tuple[Range, ...] | None:
         """Return where the content may differ; None: not known."""
-        if self.touched is None or old.inode != new.inode:
+        if self.touched is None or not self._is_same_inode(path, new, old):
             return () if _is_surely_same(new, old) else None
         ranges = list(self.touched.ranges.get(path, ()))
         if new.size > old.size:

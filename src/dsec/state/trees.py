@@ -62,14 +62,16 @@ class Touched:
         old: paths of the older tree whose entries may be gone or other, each with all that is below it.
         new: paths of the newer tree that may be new or changed, themselves alone.
         moved: paths of the newer tree that may be new with all that is below them.
-        ranges: for regular files of the newer tree whose inode is the one that `origins` names in the older: where
-            the content may differ. A file that is in `new` and not here has the same content.
-        origins: path in the older tree of files of the newer one that were there, under this or another name.
+        made: paths of the newer tree whose inodes are new, whatever their numbers.
+        ranges: where the content of a regular file of the newer tree may differ from that of the same inode in the
+            older tree; a file that is neither here nor in `made` has the same content.
+        origins: for entries of the newer tree that were in the older one: a path that they had there.
     """
 
     old: frozenset[bytes]
     new: frozenset[bytes]
     moved: frozenset[bytes]
+    made: frozenset[bytes]
     ranges: dict[bytes, Sequence[Range]]
     origins: dict[bytes, bytes]
 
