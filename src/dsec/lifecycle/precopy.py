@@ -92,3 +92,60 @@ def decide(rounds: Sequence[Round], *, maximum_rounds: int, downtime_s: float) -
     if len(rounds) > 2 and rounds[-1].copied_bytes >= SHRINKS * rounds[-2].copied_bytes:
         return Decision(next=Next.PAUSE, expected_s=expected_s, reason="the sandbox writes as fast as it is copied")
     return Decision(next=Next.COPY, expected_s=expected_s, reason=f"the last difference would take {expected_s:.3g} s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What moving a sandbox is expected to cost.
+
+    Attributes:
+        move_s: from its beginning to its end.
+        downtime_s: of it, how long the sandbox stands still.
+        copied_bytes: all rounds together.
+        rounds: how many, the last one included.
+    """
+
+    move_s: float
+    downtime_s: float
+    copied_bytes: int
+    rounds: int
+
+
+def predict(
+    *,
+    written_bytes: int,
+    writing_bytes_per_s: float,
+    copying_bytes_per_s: float,
+    fixed_s: float,
+    maximum_rounds: int = 5,
+    downtime_s: float = 0.2,
+) -> Prediction:
+    """Predict a move by going through its rounds with constant rates, as `decide` would.
+
+    Args:
+        written_bytes: what the first round copies.
+        writing_bytes_per_s: how fast the sandbox writes while it is copied.
+        copying_bytes_per_s: how fast rounds are copied.
+        fixed_s: what each round costs beside its bytes, and the start on the target beside the last one.
+        maximum_rounds, downtime_s: see `decide`.
+
+    Raises:
+        InvalidRequestError: a figure is out of range.
+    """
+    if min(written_bytes, writing_bytes_per_s, fixed_s) < 0 or not copying_bytes_per_s > 0:
+        raise InvalidRequestError("a move is predicted from figures that are not negative, and a copying rate above 0")
+    rounds: list[Round] = []
+    size = float(written_bytes)
+    while True:
+        rounds.append(Round(copied_bytes=round(size), duration_s=fixed_s + size / copying_bytes_per_s))
+        # More is not written than there is to write over, however long a round takes.
+        size = min(writing_bytes_per_s * rounds[-1].duration_s, float(max(written_bytes, 1)))
+        if decide(rounds, maximum_rounds=maximum_rounds, downtime_s=downtime_s).next is Next.PAUSE:
+            break
+    last_s = 2 * fixed_s + size / copying_bytes_per_s
+    return Prediction(
+        move_s=sum(each.duration_s for each in rounds) + last_s,
+        downtime_s=last_s,
+        copied_bytes=sum(each.copied_bytes for each in rounds) + round(size),
+        rounds=len(rounds) + 1,
+    )
