@@ -151,9 +151,9 @@ class Snapshots:
     # -- merging ---------------------------------------------------------------------------------------------------
 
     async def _sweep(self, store: SnapshotStore) -> None:
-        """Merge what an earlier node of this id was killed over."""
+        """Merge what an earlier node of this id was killed over. That another does the same does no harm."""
         for info in await store.list_all():
-            if named_node(info.sandbox_id) == self._core.parts.node_id:
+            if named_node(info.sandbox_id) in (None, self._core.parts.node_id):
                 self._merge_if_long(store, info)
 
     def _merge_if_long(self, store: SnapshotStore, info: SnapshotInfo) -> None:
