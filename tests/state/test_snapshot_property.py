@@ -12,8 +12,8 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 
+from dsec.model.state import SnapshotInfo
 from dsec.state.btrfs import BtrfsWritableLayers
-from dsec.state.btrfs_touched import BtrfsTree
 from dsec.state.copying import copy_tree
 from dsec.state.disk_tree import DiskNewTree, DiskTree
 from dsec.state.manifest import SnapshotHeader
@@ -72,10 +72,8 @@ class Subvolumes:
 
     @contextmanager
     def tree(self, frozen: Path) -> Iterator[FrozenTree]:
-        with opened(frozen.parent) as checkpoint, opened(frozen) as upper:
-            tree = BtrfsTree(checkpoint, upper)
+        with self.layers.open_frozen(frozen.parent.name) as tree:
             yield tree
-            tree.close()
 
     def close(self) -> None:
         for number in range(1, self.count + 1):
@@ -121,7 +119,9 @@ async def check_history(layer: Copies | Subvolumes, history: list[list[Edit]], d
         assert await restore(snapshots, saved[-1][0], directory / "merged") == saved[-1][1]
 
 
-async def save(layer, snapshots, frozen, parent, base):  # type: ignore[no-untyped-def]
+async def save(
+    layer: Copies | Subvolumes, snapshots: SnapshotStore, frozen: Path, parent: str | None, base: Path | None
+) -> SnapshotInfo:
     with layer.tree(frozen) as tree:
         if base is None:
             return await snapshots.save(tree, HEADER)

@@ -33,6 +33,7 @@ from dsec.linux import btrfs, btrfs_stream
 from dsec.linux.btrfs import QuotaMode
 from dsec.model.capability import Capability, CapabilityReport
 from dsec.state import layout, tree
+from dsec.state.btrfs_touched import BtrfsTree
 from dsec.state.port import WritableLayer
 from dsec.state.receiving import receive_into
 from dsec.state.trash import remove_tree
@@ -116,7 +117,7 @@ class BtrfsWritableLayers:
         return self._layout.frozen_upper(checkpoint)
 
     def open_frozen(self, checkpoint: str) -> AbstractContextManager[FrozenTree]:
-        return self._layout.open_frozen(checkpoint)
+        return self._layout.open_frozen(checkpoint, BtrfsTree)
 
     def open_new(self, name: str) -> AbstractContextManager[NewTree]:
         return self._layout.open_new(name)

@@ -18,7 +18,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,6 +51,10 @@ def check_name(name: str) -> str:
             f"{name[:80]!r} cannot name a writable layer", resolution="use letters, digits and dashes, at most 128"
         )
     return name
+
+
+def _copied(checkpoint_fd: int, upper_fd: int) -> DiskTree:
+    return DiskTree(upper_fd)
 
 
 class Layout:
@@ -91,10 +95,10 @@ class Layout:
             return self._root / "checkpoints" / name / "upper"
 
     @contextmanager
-    def open_frozen(self, name: str) -> Iterator[DiskTree]:
-        """Open a checkpoint's upper directory as a tree."""
+    def open_frozen(self, name: str, opened: Callable[[int, int], DiskTree] = _copied) -> Iterator[DiskTree]:
+        """Open a checkpoint's upper directory as a tree, given the descriptors of the checkpoint and of that."""
         with self.open_checkpoint(name) as fd, _upper_of(fd) as upper:
-            frozen = DiskTree(upper)
+            frozen = opened(fd, upper)
             try:
                 yield frozen
             finally:
@@ -183,6 +187,9 @@ class Layout:
                 raise _taken(name) from error  # Another thread was faster.
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise host_disk_full(self._root) from error
+            raise
+        except BaseException:
+            self.trash.put(self.staging_fd, staged)  # Also of what is no error of ours, as a cancellation.
             raise
 
 

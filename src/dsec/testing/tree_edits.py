@@ -168,9 +168,9 @@ def _punch(root: bytes, entries: list[bytes], one: int, two: int) -> None:
 
 
 def _clone(root: bytes, entries: list[bytes], one: int, two: int) -> None:
-    with open(_old(root, entries, two, stat.S_IFREG), "rb") as source:
-        with open(_old(root, entries, one, stat.S_IFREG), "r+b") as target:
-            inodes.clone_file(source.fileno(), target.fileno())
+    paths = _old(root, entries, two, stat.S_IFREG), _old(root, entries, one, stat.S_IFREG)
+    with open(paths[0], "rb") as source, open(paths[1], "r+b") as target:
+        inodes.clone_file(source.fileno(), target.fileno())
 
 
 def _link(root: bytes, entries: list[bytes], one: int, two: int) -> None:

@@ -1,0 +1,53 @@
+"""The directories of a store of writable layers."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from dsec.base.errors import HostDiskFullError, StateCorruptedError
+from dsec.state.layout import Layout
+from dsec.state.trash import remove_tree
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[Layout]:
+    made = Layout(tmp_path / "store", remove_tree)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "error", [StateCorruptedError("a chunk is missing"), KeyboardInterrupt(), OSError(errno.EIO, "a bad disk")]
+)
+def test_what_was_being_made_is_discarded_whatever_went_wrong(
+    layout: Layout, tmp_path: Path, error: BaseException
+) -> None:
+    with pytest.raises(type(error)), layout.making("one") as staged:
+        os.mkdir(tmp_path / "store" / "staging" / staged)
+        raise error
+    assert layout.trash.wait_empty(10)
+    assert not any((tmp_path / "store" / "staging").iterdir())
+    assert not layout.names()
+
+
+async def test_what_was_being_made_is_discarded_when_its_maker_is_cancelled(layout: Layout, tmp_path: Path) -> None:
+    with anyio.CancelScope() as scope, layout.making("one") as staged:
+        os.mkdir(tmp_path / "store" / "staging" / staged)
+        scope.cancel()
+        await anyio.sleep_forever()
+    assert layout.trash.wait_empty(10)
+    assert not any((tmp_path / "store" / "staging").iterdir())
+
+
+def test_a_full_disk_is_said_and_what_was_being_made_discarded(layout: Layout, tmp_path: Path) -> None:
+    with pytest.raises(HostDiskFullError), layout.making("one") as staged:
+        os.mkdir(tmp_path / "store" / "staging" / staged)
+        raise OSError(errno.ENOSPC, "no space left")
+    assert layout.trash.wait_empty(10)
+    assert not any((tmp_path / "store" / "staging").iterdir())
