@@ -15,6 +15,12 @@ from dsec.state.layout import Layout
 from dsec.state.trash import remove_tree
 
 
+def fail(layout: Layout, root: Path, error: BaseException) -> None:
+    with layout.making("one") as staged:
+        os.mkdir(root / "staging" / staged)
+        raise error
+
+
 @pytest.fixture
 def layout(tmp_path: Path) -> Iterator[Layout]:
     made = Layout(tmp_path / "store", remove_tree)
@@ -28,14 +34,14 @@ def layout(tmp_path: Path) -> Iterator[Layout]:
 def test_what_was_being_made_is_discarded_whatever_went_wrong(
     layout: Layout, tmp_path: Path, error: BaseException
 ) -> None:
-    with pytest.raises(type(error)), layout.making("one") as staged:
-        os.mkdir(tmp_path / "store" / "staging" / staged)
-        raise error
+    with pytest.raises(type(error)):
+        fail(layout, tmp_path / "store", error)
     assert layout.trash.wait_empty(10)
     assert not any((tmp_path / "store" / "staging").iterdir())
     assert not layout.names()
 
 
+@pytest.mark.anyio
 async def test_what_was_being_made_is_discarded_when_its_maker_is_cancelled(layout: Layout, tmp_path: Path) -> None:
     with anyio.CancelScope() as scope, layout.making("one") as staged:
         os.mkdir(tmp_path / "store" / "staging" / staged)
@@ -46,8 +52,7 @@ async def test_what_was_being_made_is_discarded_when_its_maker_is_cancelled(layo
 
 
 def test_a_full_disk_is_said_and_what_was_being_made_discarded(layout: Layout, tmp_path: Path) -> None:
-    with pytest.raises(HostDiskFullError), layout.making("one") as staged:
-        os.mkdir(tmp_path / "store" / "staging" / staged)
-        raise OSError(errno.ENOSPC, "no space left")
+    with pytest.raises(HostDiskFullError):
+        fail(layout, tmp_path / "store", OSError(errno.ENOSPC, "no space left"))
     assert layout.trash.wait_empty(10)
     assert not any((tmp_path / "store" / "staging").iterdir())
