@@ -99,6 +99,12 @@ BENCHMARKS = (
         counts="children",
     ),
     Benchmark(
+        "fingerprint",
+        "dsec.bench.fingerprint:bench_fingerprint",
+        "Compare a sandbox of a 20,000-file image with its clean state; beside hashing all files.",
+        counts="files of the image",
+    ),
+    Benchmark(
         "density",
         "dsec.bench.density:bench_density",
         "Fill the host with idle sandboxes: memory of each; the last creations beside the first.",

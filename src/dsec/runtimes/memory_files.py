@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection, Sequence
 from types import TracebackType
+from typing import TypeVar
+
+import blake3
 
 from dsec.base.errors import (
     AlreadyExistsError,
     DirectoryNotEmptyError,
+    DsecError,
     InvalidRequestError,
     IsADirectoryInSandboxError,
     LimitExceededError,
@@ -22,9 +26,17 @@ from dsec.linux.pipes import Pipe
 from dsec.model.files import FileChange, FileChangeKind, FileInfo, FileKind
 from dsec.runtimes.memory_archive import UnpackingWriter, pack
 from dsec.runtimes.memory_tree import Entry, Tree, file_info, resolve_user
-from dsec.runtimes.port import FileEvents, Reader, WriteMode, Writer
+from dsec.runtimes.port import FileDigest, FileEvents, Reader, WriteMode, Writer
 
 _MAXIMUM_PENDING_CHANGES = 1024
+_T = TypeVar("_T")
+
+
+async def _or_error(found: Awaitable[_T]) -> _T | DsecError:
+    try:
+        return await found
+    except DsecError as error:
+        return error
 
 
 class BytesReader:
@@ -152,6 +164,16 @@ class MemoryFiles:
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         resolve_user(user)
         return file_info(*self.tree.get(path, follow=False))
+
+    async def stat_all(self, paths: Sequence[str]) -> tuple[FileInfo | DsecError, ...]:
+        return tuple([await _or_error(self.stat(path)) for path in paths])
+
+    async def digest_all(self, paths: Sequence[str], *, limit_bytes: int) -> tuple[FileDigest | DsecError, ...]:
+        return tuple([await _or_error(self._digest(path, limit_bytes)) for path in paths])
+
+    async def _digest(self, path: str, limit_bytes: int) -> FileDigest:
+        reader = await self.open_read(path)
+        return FileDigest(reader.size_bytes, blake3.blake3(await reader.read(limit_bytes)).hexdigest())
 
     async def list(
         self, path: str, *, depth: int = 1, limit: int = 10_000, user: str | None = None

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from dsec.base.errors import DsecError
 from dsec.linux.pipes import Pipe
 from dsec.model.capability import CapabilityReport
 from dsec.model.files import FileChange, FileInfo

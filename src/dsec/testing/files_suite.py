@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Sequence
 
 import anyio
+import blake3
 import pytest
 
 from dsec.base.errors import (
@@ -29,7 +30,7 @@ from dsec.base.errors import (
 )
 from dsec.linux.pipes import Pipe
 from dsec.model.files import FileChangeKind, FileKind
-from dsec.runtimes.port import FileEvents, Files, Reader, WriteMode, Writer
+from dsec.runtimes.port import FileDigest, FileEvents, Files, Reader, WriteMode, Writer
 
 WAIT_S = 10.0
 
@@ -133,6 +134,21 @@ class FilesSuite:
         for content in (b"", b"hello", bytes(range(256)) * 1024, b"x" * (3 << 20)):
             await write_file(files, "/tmp/a", content)
             assert await read_file(files, "/tmp/a") == content
+
+    async def test_many_files_are_described_and_hashed_at_once(self, files: Files) -> None:
+        await write_file(files, "/tmp/a", b"abc")
+        await write_file(files, "/tmp/long", b"x" * ((2 << 20) + 5))
+        info, missing = await files.stat_all(("/tmp/a", "/tmp/none"))
+        assert info == await files.stat("/tmp/a")
+        assert isinstance(missing, PathNotFoundError)
+        whole, beginning, directory, gone = await files.digest_all(
+            ("/tmp/a", "/tmp/long", "/tmp", "/tmp/none"), limit_bytes=(1 << 20) + 1
+        )
+        assert whole == FileDigest(3, blake3.blake3(b"abc").hexdigest())
+        assert beginning == FileDigest((2 << 20) + 5, blake3.blake3(b"x" * ((1 << 20) + 1)).hexdigest())
+        assert isinstance(directory, IsADirectoryInSandboxError)
+        assert isinstance(gone, PathNotFoundError)
+        assert await files.stat_all(()) == ()
 
     async def test_reading_begins_at_the_offset_and_ends_there(self, files: Files) -> None:
         await write_file(files, "/tmp/a", b"0123456789")

@@ -7,31 +7,28 @@ hold data, and waits for nothing. Content is hashed up to a bound.
 
 from __future__ import annotations
 
-import blake3
+from collections.abc import Iterator
 
 from dsec.base.errors import DsecError
 from dsec.base.units import MIB
 from dsec.model.files import FileInfo, FileKind
 from dsec.model.image import FingerprintRules
-from dsec.runtimes.port import Files
+from dsec.runtimes.port import FileDigest, Files
 
 MOST_CONTENT_BYTES = 64 * MIB
 """Of one path; of a longer file the beginning and the length count."""
-_CHUNK_BYTES = 1 << 20
 
 
 async def declared_facts(files: Files, rules: FingerprintRules) -> list[str]:
     """Return one line for each path: what it is, or that it is missing."""
-    facts = [await _metadata(files, path) for path in rules.files]
-    facts += [await _content(files, path) for path in rules.contents]
-    return facts
+    infos = await files.stat_all(rules.files) if rules.files else ()
+    digests = await files.digest_all(rules.contents, limit_bytes=MOST_CONTENT_BYTES) if rules.contents else ()
+    return [*_metadata(rules.files, infos), *_contents(rules.contents, digests)]
 
 
-async def _metadata(files: Files, path: str) -> str:
-    try:
-        return _described(path, await files.stat(path))
-    except DsecError as error:
-        return f"{path} {error.code}"
+def _metadata(paths: tuple[str, ...], infos: tuple[FileInfo | DsecError, ...]) -> Iterator[str]:
+    for path, info in zip(paths, infos, strict=True):
+        yield f"{path} {info.code}" if isinstance(info, DsecError) else _described(path, info)
 
 
 def _described(path: str, info: FileInfo) -> str:
@@ -41,18 +38,9 @@ def _described(path: str, info: FileInfo) -> str:
     return f"{path} {info.kind.value}{target} mode {info.mode:o} owner {info.uid}:{info.gid}{size} changed {changed}"
 
 
-async def _content(files: Files, path: str) -> str:
-    try:
-        reader = await files.open_read(path)
-    except DsecError as error:
-        return f"{path} content {error.code}"
-    digest, left = blake3.blake3(), MOST_CONTENT_BYTES
-    try:
-        while left and (data := await reader.read(min(left, _CHUNK_BYTES))):
-            digest.update(data)
-            left -= len(data)
-    except DsecError as error:
-        return f"{path} content {error.code}"
-    finally:
-        await reader.close()
-    return f"{path} content of {reader.size_bytes} bytes blake3:{digest.hexdigest()[:32]}"
+def _contents(paths: tuple[str, ...], digests: tuple[FileDigest | DsecError, ...]) -> Iterator[str]:
+    for path, digest in zip(paths, digests, strict=True):
+        if isinstance(digest, DsecError):
+            yield f"{path} content {digest.code}"
+        else:
+            yield f"{path} content of {digest.size_bytes} bytes blake3:{digest.blake3[:32]}"

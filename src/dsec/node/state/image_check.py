@@ -18,7 +18,7 @@ from dsec.base.errors import (
 )
 from dsec.base.units import format_size
 from dsec.model.image import FingerprintRules
-from dsec.model.process import CommandRequest, ExitStatus, OutputEvent, Stream
+from dsec.model.process import CommandRequest, ExitEvent, ExitStatus, OutputEvent, Stream
 from dsec.node.commands import stream
 from dsec.node.core import Core
 from dsec.node.sandbox import Generation
@@ -48,16 +48,16 @@ async def _run(core: Core, generation: Generation, rules: FingerprintRules) -> s
     status: ExitStatus | None = None
     async with stream(core, generation, request) as events:
         async for event in events:
-            if not isinstance(event, OutputEvent):
+            if isinstance(event, ExitEvent):
                 status = event.status
-            elif event.stream is Stream.STDOUT:
+            elif isinstance(event, OutputEvent) and event.stream is Stream.STDOUT:
                 output += event.data
-            else:
+            elif isinstance(event, OutputEvent):
                 complaints += len(event.data)
             if max(len(output), complaints) > rules.maximum_bytes:
                 # Leaving the block kills whatever is writing.
                 return f"wrote more than {format_size(rules.maximum_bytes)}"
-    assert status is not None, "a stream of events ends with the exit"
+    assert status is not None, "a foreground command's events end with its exit"
     if status.timed_out:
         return f"did not end within {rules.timeout_s:g} s"
     digest = blake3.blake3(output).hexdigest()[:32]

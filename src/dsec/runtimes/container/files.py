@@ -10,15 +10,16 @@ import errno
 import os
 import stat
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 
-from dsec.base.errors import InvalidRequestError
+from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.linux.rename import rename_no_replace
 from dsec.model.files import FileInfo
 from dsec.runtimes.container.access import Access, CancellationCheck
 from dsec.runtimes.container.contents import open_file, open_sink
+from dsec.runtimes.container.digests import digest_file, each_path
 from dsec.runtimes.container.file_errors import typed_errors
 from dsec.runtimes.container.listing import Listing, stat_entry
 from dsec.runtimes.container.removal import remove_entry
@@ -35,7 +36,7 @@ from dsec.runtimes.container.tarpack import PackingSource
 from dsec.runtimes.container.tarunpack import UnpackingSink
 from dsec.runtimes.container.users import ResolvedUser, resolve_user
 from dsec.runtimes.container.watch import InotifyEvents, WatchTree
-from dsec.runtimes.port import WriteMode
+from dsec.runtimes.port import FileDigest, WriteMode
 
 MAXIMUM_PERMISSIONS = 0o7777
 
@@ -118,6 +119,18 @@ class ContainerFiles:
         """Describe one entry; a final symbolic link is not followed."""
         raw = encode_path(path)
         return await self._access.run_for(user, raw, lambda root, _: stat_entry(root, raw, self._first_host_id))
+
+    async def stat_all(self, paths: Sequence[str]) -> tuple[FileInfo | DsecError, ...]:
+        """Describe many entries in one hop to a thread."""
+        return await self._access.run_for(
+            None, b"/", lambda root, _: each_path(paths, lambda raw: stat_entry(root, raw, self._first_host_id))
+        )
+
+    async def digest_all(self, paths: Sequence[str], *, limit_bytes: int) -> tuple[FileDigest | DsecError, ...]:
+        """Hash the beginnings of many files in one hop to a thread."""
+        return await self._access.run_for(
+            None, b"/", lambda root, _: each_path(paths, lambda raw: digest_file(root, raw, limit_bytes))
+        )
 
     async def list(
         self, path: str, *, depth: int = 1, limit: int = 10_000, user: str | None = None
