@@ -95,6 +95,8 @@ async def create(
 
 
 def _check_same(existing: Sandbox, spec: SandboxSpec) -> None:
+    if existing.moved is not None:
+        raise existing.moved
     if existing.record.requested != spec:
         raise AlreadyExistsError(
             f"{existing.sandbox_id} exists with another spec", resolution="choose another id, or remove it first"

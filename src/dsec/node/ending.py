@@ -74,7 +74,8 @@ async def stop(core: Core, sandbox: Sandbox, cause: str = "stopped on request") 
     if sandbox.transition_scope is not None:
         sandbox.transition_scope.cancel()
     async with sandbox.transition:
-        core.registry.check_not_moved(sandbox.sandbox_id)
+        if sandbox.moved is not None:
+            raise sandbox.moved
         if sandbox.forgotten and sandbox.state is not SandboxState.STOPPED:
             # Its creation was under way and was undone on our behalf.
             stopped = msgspec.structs.replace(sandbox.record, state=SandboxState.STOPPED, cause=cause)

@@ -49,7 +49,7 @@ from dsec.node.parts import NodeParts
 from dsec.node.pools.pools import Pools
 from dsec.node.recovery import Recovery
 from dsec.node.sandbox import Generation, Sandbox
-from dsec.node.state import pausing
+from dsec.node.state import migration_release, pausing
 from dsec.node.state.disk_full import DiskFull
 from dsec.node.state.durable import Durable
 from dsec.node.state.migration_target import Migrations
@@ -118,6 +118,9 @@ class Node:
         self._core.supervisor.start("pools", self.pools.run)
         self._core.supervisor.start("lifetimes", self._lifetimes.run)
         self._core.supervisor.start("full disks", self._disk_full.run)
+        migration_release.resume(self._core)
+        self.migrations.resume()
+        self._core.supervisor.start("migrations", self.migrations.run)
 
     @property
     def node_id(self) -> str:
@@ -126,7 +129,8 @@ class Node:
     def layers_in_use(self) -> frozenset[str]:
         """Digests of the image layers that sandboxes stand on."""
         held = (*self._core.registry, *self._core.vacant.values())
-        return frozenset(layer_digest(Path(path)) for sandbox in held for path in sandbox.record.layer_paths)
+        used = {path for sandbox in held for path in sandbox.record.layer_paths} | self.migrations.layer_paths()
+        return frozenset(layer_digest(Path(path)) for path in used)
 
     async def aclose(self) -> None:
         """Take no more requests and end those under way with `NodeUnavailableError`. Sandboxes live on. Idempotent."""

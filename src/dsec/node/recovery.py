@@ -21,6 +21,7 @@ from dsec.node.lifetimes import Lifetimes
 from dsec.node.processes import take_over
 from dsec.node.rollback import complete, make_layer, next_generation
 from dsec.node.sandbox import Generation, Sandbox, instance_name, instance_of
+from dsec.node.state.migration_recovery import MigrationRecovery
 from dsec.node.state.pausing import give_back_later
 from dsec.runtimes.port import Instance
 from dsec.stores.port import CheckpointRecord, JournalContent, PoolRecord, ProcessRecord, SandboxRecord, Tenancy
@@ -41,6 +42,7 @@ class Recovery:
         self._instances: set[str] = set()
         self._layers: set[str] = set()
         self._checkpoints: dict[str, list[CheckpointRecord]] = defaultdict(list)
+        self._migrations = MigrationRecovery(core)
         self.pools: tuple[PoolRecord, ...] = ()
 
     async def run(self) -> None:
@@ -59,6 +61,7 @@ class Recovery:
         for record in content.sandboxes:
             if record.state not in _OVER and record.state not in _NEVER_ACKNOWLEDGED and not _is_waste(record, pools):
                 self._core.slots.claim(record.slot)
+        self._migrations.read(content)
         sandboxes = self._enlist(content)
         for record in content.sandboxes:
             if record.tenancy is Tenancy.OCCUPIED:
@@ -66,6 +69,7 @@ class Recovery:
             elif _is_waste(record, pools) or not await self._adopt_berth(record):
                 await parts.journal.exchange(erased=record.sandbox_id)
         await self._discard_unclaimed()
+        await self._migrations.forget_void()
         self.pools = content.pools
 
     async def _read_checkpoints(self, content: JournalContent) -> None:
@@ -119,6 +123,10 @@ class Recovery:
             # It was never acknowledged. Its instance and layer are claimed by nobody now.
             await self._core.parts.journal.delete_sandbox(record.sandbox_id)
             return
+        if record.sandbox_id in self._migrations.released:
+            async with sandbox.transition:
+                await self._migrations.leave(sandbox)
+            return
         if record.state in _OVER:
             return
         async with sandbox.transition:
@@ -130,6 +138,8 @@ class Recovery:
             except DsecError as error:
                 await self._give_up(sandbox, error)
                 return
+        if sandbox.state is SandboxState.MIGRATING:
+            return  # Nobody is served by it before its source has said so.
         watch(self._core, sandbox)
         self._lifetimes.watch(sandbox)
 
@@ -164,7 +174,10 @@ class Recovery:
         await self._core.move(sandbox, Event.STOPPED)
 
     async def _revive(self, sandbox: Sandbox) -> None:
-        """Adopt a sandbox, or go the rest of the way of its rollback."""
+        """Adopt a sandbox, or go the rest of the way of its rollback; or keep it for its source's word."""
+        if sandbox.state is SandboxState.MIGRATING and sandbox.sandbox_id in self._migrations.prepared:
+            await self._migrations.keep(sandbox, self._instances, self._layers)
+            return
         if sandbox.state is SandboxState.ROLLING_BACK:
             await self._finish_rollback(sandbox)
         else:
@@ -188,6 +201,7 @@ class Recovery:
         else:
             await instance.resume()
         if record.state is SandboxState.MIGRATING:
+            # It stood still for its last difference: its migration is given up.
             await core.move(sandbox, Event.MIGRATED)
         if record.boot_id != core.parts.boot_id:
             sandbox.record = msgspec.structs.replace(record, deadline_boot_s=self._new_deadline(record))

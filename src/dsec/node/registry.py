@@ -38,7 +38,6 @@ class Registry:
     def add(self, sandbox: Sandbox) -> None:
         self._sandboxes[sandbox.sandbox_id] = sandbox
         self._removed.pop(sandbox.sandbox_id, None)
-        self._moved.pop(sandbox.sandbox_id, None)
 
     def get(self, sandbox_id: str) -> Sandbox | None:
         return self._sandboxes.get(sandbox_id)
@@ -71,9 +70,9 @@ class Registry:
             )
 
     def check_not_moved(self, sandbox_id: str) -> None:
-        """Raise `SandboxMovedError` for the id of a sandbox that left."""
+        """Raise `SandboxMovedError` for the id of a sandbox that left. One that is here answers for itself."""
         whereabouts = self._moved.get(sandbox_id)
-        if whereabouts is not None:
+        if whereabouts is not None and sandbox_id not in self._sandboxes:
             raise moved_error(sandbox_id, whereabouts)
 
     def remember_moved(self, sandbox_id: str, whereabouts: Whereabouts) -> None:

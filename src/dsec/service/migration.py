@@ -30,6 +30,8 @@ class MovedCheckpoint(Value, frozen=True):
     frozen_s: float = 0.0
     written_bytes: int = 0
     exported_bytes: int | None = None
+    snapshot: str = ""
+    automatic: bool = False
 
 
 class MigrationOffer(Value, frozen=True):

@@ -16,6 +16,7 @@ from dsec.node.parts import NodeParts
 from dsec.node.settings import NodeSettings
 from dsec.runtimes.memory import MemoryRuntime
 from dsec.runtimes.port import Runtime
+from dsec.service.peers import NoPeers, Peers
 from dsec.state.exports import MemoryExports
 from dsec.state.memory import MemoryWritableLayers
 from dsec.state.port import WritableLayers
@@ -51,10 +52,14 @@ class FakeHost:
 
 
 class CountingBytes:
-    """A random source that repeats itself in every run: ids differ, and are the same each time."""
+    """A random source that repeats itself in every run: ids differ, and are the same each time.
 
-    def __init__(self) -> None:
-        self._count = 0
+    Args:
+        first: what is counted from; sources that are to differ from each other begin far apart.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._count = first
 
     def __call__(self, length: int) -> bytes:
         self._count += 1
@@ -67,6 +72,8 @@ class MemoryHost:
     """A host of fakes, on which one node after another can run.
 
     Attributes:
+        node_id: of its nodes.
+        peers: of its nodes.
         runtime, layers, images, journal, host, clock: the fakes; they outlive every node.
         swap: room for the memory of paused sandboxes; None: there is none.
         spool_dir: None, or where nodes keep the output of background processes.
@@ -84,6 +91,8 @@ class MemoryHost:
     layers: MemoryWritableLayers = field(init=False)
     store: MemoryObjectStore = field(init=False)
     swap: MemorySwap | None = field(init=False)
+    node_id: str = "test0"
+    peers: Peers = field(default_factory=NoPeers)
 
     def __post_init__(self) -> None:
         self.swap = MemorySwap(lambda: self.runtime.swapped_bytes())
@@ -102,7 +111,7 @@ class MemoryHost:
     ) -> NodeParts:
         """Return parts of a node on this host; tests replace some of them."""
         return NodeParts(
-            node_id="test0",
+            node_id=self.node_id,
             runtime=runtime or self.runtime,
             layers=layers or self.layers,
             images=images or self.images,
@@ -111,6 +120,7 @@ class MemoryHost:
             settings=self.settings,
             spool_dir=self.spool_dir,
             exports=self.exports,
+            peers=self.peers,
             store=self.store,
             swap=self.swap,
             clock=clock or self.clock,

@@ -140,19 +140,28 @@ async def _standing_still(sandbox: Sandbox) -> AsyncIterator[bool]:
         yield False
         return
     try:
-        with anyio.move_on_after(FREEZE_LIMIT_S) as scope:
-            await instance.pause()
-        if scope.cancelled_caught:
-            raise RuntimeFailedError(
-                f"{sandbox.sandbox_id} could not be frozen within {FREEZE_LIMIT_S:g} s",
-                resolution="try again when its processes do not wait for the disk",
-            )
+        await freeze(sandbox)
         yield True
     finally:
-        await _thaw(instance)
+        await thaw(instance)
 
 
-async def _thaw(instance: Instance) -> None:
+async def freeze(sandbox: Sandbox) -> None:
+    """Let the processes of a sandbox stand still. Whoever calls thaws them, also after an error.
+
+    Raises:
+        RuntimeFailedError: some did not come to stand.
+    """
+    with anyio.move_on_after(FREEZE_LIMIT_S) as scope:
+        await sandbox.running().instance.pause()
+    if scope.cancelled_caught:
+        raise RuntimeFailedError(
+            f"{sandbox.sandbox_id} could not be frozen within {FREEZE_LIMIT_S:g} s",
+            resolution="try again when its processes do not wait for the disk",
+        )
+
+
+async def thaw(instance: Instance) -> None:
     """Thaw, more than once if need be: nobody else would."""
     for _ in range(_THAWS - 1):
         try:
@@ -222,6 +231,8 @@ def _owner(core: Core, checkpoint_id: str) -> str | None:
 async def remove(core: Core, sandbox: Sandbox, reference: str) -> None:
     """Forget a checkpoint; what began from it begins from its parent now."""
     async with sandbox.transition:
+        if sandbox.moved is not None:
+            raise sandbox.moved
         if reference not in sandbox.checkpoints and core.removed_checkpoints.get(reference) == sandbox.sandbox_id:
             return
         record = find(core, sandbox, reference)

@@ -28,7 +28,7 @@ from dsec.model.state import (
 from dsec.node.core import Core
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox
-from dsec.node.state import checkpoints, fingerprints, forks, hooks, packing, restoring
+from dsec.node.state import checkpoints, fingerprints, forks, hooks, migration_source, packing, restoring
 from dsec.node.state.jobs import Jobs
 from dsec.node.state.snapshots import Snapshots
 
@@ -92,7 +92,9 @@ class State:
             return await packing.pack(self._core, sandbox, request, self._packs)
 
     async def migrate(self, sandbox_id: str, request: MigrationRequest) -> MigrationReport:
-        raise _missing("migration")
+        sandbox = await self._ready(sandbox_id)
+        with self._core.activity(sandbox):
+            return await migration_source.migrate(self._core, sandbox, request)
 
     async def fingerprint(self, sandbox_id: str) -> FingerprintReport:
         sandbox = await self._ready(sandbox_id)

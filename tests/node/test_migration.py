@@ -1,0 +1,247 @@
+"""Sandboxes move between two nodes of fakes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from dsec.base.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    InvalidStateError,
+    NodeUnavailableError,
+    SandboxMovedError,
+)
+from dsec.model.sandbox import SandboxSpec, SandboxState
+from dsec.model.state import CheckpointRequest, ForkRequest, MigrationReport, MigrationRequest
+from dsec.node.node import Node
+from dsec.testing.crash_points import seen, settle
+from dsec.testing.faults import check_no_leak
+from dsec.testing.fleet import Fleet, fleet_of
+
+pytestmark = pytest.mark.anyio
+BOX = "sbx-box"
+HERE, THERE = "nodea", "nodeb"
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    async with fleet_of(HERE, THERE) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def here(fleet: Fleet) -> Node:
+    return fleet.nodes[HERE]
+
+
+@pytest.fixture
+def there(fleet: Fleet) -> Node:
+    return fleet.nodes[THERE]
+
+
+async def branched(node: Node) -> None:
+    """A sandbox with a tree of checkpoints and a file written since."""
+    await node.create(SandboxSpec(seed=7, env={"A": "b"}, metadata={"job": "j"}), sandbox_id=BOX)
+    await node.write_file(BOX, "f", b"one")
+    await node.state.checkpoint(BOX, CheckpointRequest(name="one"))
+    await node.write_file(BOX, "f", b"two")
+    await node.state.checkpoint(BOX, CheckpointRequest(name="two"))
+    await node.rollback(BOX, snapshot="one")
+    await node.write_file(BOX, "f", b"three")
+    await node.state.checkpoint(BOX, CheckpointRequest(name="three"))
+    await node.write_file(BOX, "f", b"four")
+
+
+async def move(node: Node, target: str = THERE) -> MigrationReport:
+    return await node.state.migrate(BOX, MigrationRequest(node=target))
+
+
+async def read(node: Node, path: str = "f") -> bytes:
+    return b"".join([piece async for piece in node.read_file(BOX, path)])
+
+
+async def test_a_sandbox_moves_with_everything_that_it_is(fleet: Fleet, here: Node, there: Node) -> None:
+    await branched(here)
+    before, view = await here.inspect(BOX), (await seen(fleet.hosts[HERE], here))[BOX]
+    report = await move(here)
+    after = await there.inspect(BOX)
+    assert report.sandbox == after
+    assert (report.source, report.target) == (HERE, THERE)
+    assert report.rounds == len(report.copied_bytes) >= 5
+    assert 0 < report.downtime_s <= report.duration_s
+    assert (after.spec, after.created_at_s, after.state) == (before.spec, before.created_at_s, SandboxState.READY)
+    assert after.node == THERE
+    assert after.generation == before.generation + 1
+    moved = (await seen(fleet.hosts[THERE], there))[BOX]
+    assert isinstance(view, tuple)
+    assert moved == (view[0], view[1] + 1, *view[2:])
+    assert await read(there) == b"four"
+    for name, content in (("two", b"two"), ("one", b"one"), ("three", b"three")):
+        await there.rollback(BOX, snapshot=name)
+        assert await read(there) == content
+    await settle()
+    for name, node in ((HERE, here), (THERE, there)):
+        await check_no_leak(fleet.hosts[name], node)
+    assert not fleet.hosts[HERE].layers.names()
+
+
+async def test_who_asks_where_it_was_is_told_where_it_is(fleet: Fleet, here: Node) -> None:
+    await branched(here)
+    await move(here)
+    for ask in (
+        lambda: here.inspect(BOX),
+        lambda: here.stop(BOX),
+        lambda: here.remove(BOX),
+        lambda: here.write_file(BOX, "f", b"x"),
+        lambda: here.state.checkpoint(BOX),
+        lambda: here.create(SandboxSpec(), sandbox_id=BOX),
+        lambda: here.rollback(BOX),
+    ):
+        with pytest.raises(SandboxMovedError, match=THERE) as caught:
+            await ask()
+        assert caught.value.url == f"memory://{THERE}"
+    assert not await here.list()
+    await fleet.stop(HERE)
+    again = await fleet.start(HERE)
+    assert again is not None
+    with pytest.raises(SandboxMovedError, match=THERE):
+        await again.inspect(BOX)
+
+
+async def test_a_sandbox_comes_back_and_goes_again(fleet: Fleet, here: Node, there: Node) -> None:
+    await branched(here)
+    for number in range(3):
+        source, target = (here, there) if number % 2 == 0 else (there, here)
+        report = await move(source, target.node_id)
+        assert report.sandbox.node == target.node_id
+        await target.write_file(BOX, "f", b"%d" % number)
+        with pytest.raises(SandboxMovedError):
+            await source.inspect(BOX)
+    assert await read(there) == b"2"
+    await fleet.stop(HERE)
+    again = await fleet.start(HERE)
+    assert again is not None
+    with pytest.raises(SandboxMovedError, match=THERE):
+        await again.inspect(BOX)
+    await there.remove(BOX)
+
+
+async def test_a_child_of_a_fork_moves_with_its_clean_state(fleet: Fleet, here: Node, there: Node) -> None:
+    await here.create(SandboxSpec(seed=1), sandbox_id="sbx-parent")
+    await here.write_file("sbx-parent", "f", b"parent")
+    await here.state.fork("sbx-parent", ForkRequest(sandbox_ids=(BOX,)))
+    await here.write_file(BOX, "g", b"child")
+    await move(here)
+    assert await read(there, "g") == b"child"
+    assert (await there.inspect(BOX)).parent == "sbx-parent"
+    await there.rollback(BOX)
+    assert await read(there) == b"parent"
+    await settle()
+    await check_no_leak(fleet.hosts[THERE], there)
+    await check_no_leak(fleet.hosts[HERE], here)
+
+
+async def test_a_target_that_refuses_leaves_everything_as_it_was(fleet: Fleet, here: Node, there: Node) -> None:
+    await branched(here)
+    await there.create(SandboxSpec(), sandbox_id=BOX)
+    with pytest.raises(AlreadyExistsError):
+        await move(here)
+    assert await read(here) == b"four"
+    await settle()
+    for name, node in ((HERE, here), (THERE, there)):
+        await check_no_leak(fleet.hosts[name], node)
+        assert not fleet.hosts[name].journal.load().migrations
+
+
+async def test_a_node_that_is_no_peer_or_the_node_itself_is_refused(here: Node) -> None:
+    await branched(here)
+    for target in ("nobody", HERE):
+        with pytest.raises(InvalidRequestError):
+            await move(here, target)
+    assert await read(here) == b"four"
+
+
+async def test_requests_that_come_during_the_pause_wait_and_are_answered_by_who_has_it(
+    fleet: Fleet, here: Node, there: Node
+) -> None:
+    await branched(here)
+    outcomes: list[str] = []
+
+    async def write() -> None:
+        try:
+            await here.write_file(BOX, "f", b"late")
+            outcomes.append("here")
+        except SandboxMovedError:
+            await there.write_file(BOX, "f", b"late")
+            outcomes.append("there")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(move, here)
+        while (await here.inspect(BOX)).state is not SandboxState.MIGRATING:
+            await anyio.lowlevel.checkpoint()
+        group.start_soon(write)
+    assert outcomes == ["there"]
+    assert await read(there) == b"late"
+
+
+async def test_destroying_what_is_on_its_way_destroys_it(fleet: Fleet, here: Node, there: Node) -> None:
+    await branched(here)
+    failures: list[BaseException] = []
+
+    async def moving() -> None:
+        try:
+            await move(here)
+        except Exception as error:  # noqa: BLE001 - which error it is, is what is looked at.
+            failures.append(error)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(moving)
+        while not fleet.hosts[THERE].journal.load().migrations:
+            await anyio.lowlevel.checkpoint()
+        await here.remove(BOX)
+    assert [type(error).__name__ for error in failures] == ["SandboxExitedError"]
+    await settle()
+    for name, node in ((HERE, here), (THERE, there)):
+        await check_no_leak(fleet.hosts[name], node)
+        assert not fleet.hosts[name].layers.names()
+        assert not fleet.hosts[name].journal.load().migrations
+
+
+async def test_cancelling_lets_it_go_on_where_it_was(fleet: Fleet, here: Node, there: Node) -> None:
+    await branched(here)
+    async with anyio.create_task_group() as group:
+        group.start_soon(move, here)
+        while not fleet.hosts[THERE].journal.load().migrations:
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    await here.write_file(BOX, "f", b"five")
+    assert await read(here) == b"five"
+    await settle()
+    for name, node in ((HERE, here), (THERE, there)):
+        await check_no_leak(fleet.hosts[name], node)
+        assert not fleet.hosts[name].journal.load().migrations
+
+
+async def test_a_source_that_falls_silent_costs_its_target_nothing(fleet: Fleet, here: Node, there: Node) -> None:
+    await branched(here)
+    fleet.wire.lose_at = 2  # The answer to the offer.
+    with pytest.raises(NodeUnavailableError):
+        await move(here)
+    fleet.hosts[THERE].clock.advance(31)
+    await there.migrations.look()
+    await check_no_leak(fleet.hosts[THERE], there)
+    assert not fleet.hosts[THERE].journal.load().migrations
+
+
+async def test_messages_about_what_is_not_under_way_are_refused(there: Node) -> None:
+    from dsec.lifecycle.migration import Verdict
+    from dsec.service.migration import MigrationCommit
+
+    with pytest.raises(InvalidStateError):
+        await there.migrations.commit("mig-0123456789abcdef", MigrationCommit(rounds=0))
+    await there.migrations.abort("mig-0123456789abcdef")
+    assert (await there.migrations.release("mig-0123456789abcdef")).sandbox is None
+    assert (await there.migrations.status("mig-0123456789abcdef")).verdict is Verdict.GIVEN_UP
