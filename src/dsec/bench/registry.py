@@ -105,6 +105,13 @@ BENCHMARKS = (
         counts="files of the image",
     ),
     Benchmark(
+        "pause",
+        "dsec.bench.pause:bench_pause",
+        "Memory that 200 paused sandboxes give back; the first answer of one, beside reading its pages back alone.",
+        samples=50,
+        counts="sandboxes",
+    ),
+    Benchmark(
         "density",
         "dsec.bench.density:bench_density",
         "Fill the host with idle sandboxes: memory of each; the last creations beside the first.",

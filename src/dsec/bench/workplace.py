@@ -149,9 +149,9 @@ class Workplace:
             store.close()
 
     @asynccontextmanager
-    async def embedded(self) -> AsyncIterator[Node]:
-        """A node in this process; its sandboxes are removed at the end."""
-        settings = settings_from(environment_values(os.environ) | self._overrides)
+    async def embedded(self, **defaults: str) -> AsyncIterator[Node]:
+        """A node in this process; its sandboxes are removed at the end. What nobody else sets is set by `defaults`."""
+        settings = settings_from(defaults | environment_values(os.environ) | self._overrides)
         state_dir = self._state_dir("embedded")
         async with open_node(msgspec.structs.replace(settings, state_dir=str(state_dir))) as node:
             try:
