@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dsec.linux import cgroups as cgroups_module
 from dsec.linux.cgroups import CgroupLimits, CgroupMode, CgroupMounts, Cgroups
 from dsec.linux.kernel_write import KernelWrites
 from dsec.linux.mounts import mount_table
@@ -160,6 +161,24 @@ def test_hybrid_memory_is_forced_out(hybrid: Cgroups, tmp_path: Path) -> None:
     assert hybrid.release_memory("g", KernelWrites()) == 0
     assert (group / "memory.force_empty").read_text() == "0"
     assert hybrid.swapped_bytes("g") == 12288
+
+
+def test_host_that_does_not_like_to_swap_is_told_to(
+    unified: Cgroups, hybrid: Cgroups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "swappiness").write_text("0\n")
+    monkeypatch.setattr(cgroups_module, "HOST_SWAPPINESS", str(tmp_path / "swappiness"))
+    (unified.path("g") / "memory.current").write_text("4096\n")
+    (unified.path("g") / "memory.reclaim").touch()
+    unified.release_memory("g", KernelWrites())
+    assert (unified.path("g") / "memory.reclaim").read_text() == "4096 swappiness=60"
+    group = tmp_path / "memory/dsec/n/g"
+    (group / "memory.usage_in_bytes").write_text("4096\n")
+    (group / "memory.force_empty").touch()
+    (group / "memory.swappiness").write_text("0\n")
+    hybrid.release_memory("g", KernelWrites())
+    # A plain file keeps the end of the longer number, 60, that stood there meanwhile.
+    assert (group / "memory.swappiness").read_text() == "00"
 
 
 def test_memory_that_only_swap_can_take_is_what_is_no_copy_of_a_file(

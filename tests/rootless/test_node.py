@@ -270,6 +270,10 @@ class TestServiceOfAnOrdinaryUser(ServiceSuite):
         yield service
         await service.aclose()
 
+    async def test_pause_that_keeps_the_memory(self, service: SandboxService, box: str) -> None:
+        with pytest.raises(CapabilityMissingError, match="pause"):
+            await service.pause(box, keep_memory=True)
+
     async def test_pause_and_transparent_resume(self, service: SandboxService, box: str) -> None:
         with pytest.raises(CapabilityMissingError, match="pause"):
             await service.pause(box)

@@ -26,6 +26,10 @@ from dsec.linux.mounts import mount_table
 
 CONTROLLERS = ("memory", "pids", "cpu")
 CPU_PERIOD_US = 100_000
+HOST_SWAPPINESS = "/proc/sys/vm/swappiness"
+_SWAPPINESS = 60
+"""The kernel's default. Where the host's is 0, memory that is no copy of a file would stay; version 2 can be told
+otherwise since Linux 6.9, and gives back caches alone before."""
 
 
 class CgroupMode(enum.Enum):
@@ -338,8 +342,20 @@ class Cgroups:
         if self.mode is CgroupMode.UNIFIED:
             self._reclaim_v2(self._unified / group, before, writes)
         else:
-            writes.write(self._v1["memory"] / group / "memory.force_empty", 0)
+            self._reclaim_v1(self._v1["memory"] / group, writes)
         return max(0, before - (self._charged(group) or 0))
+
+    @staticmethod
+    def _reclaim_v1(group: Path, writes: KernelWrites) -> None:
+        # A host whose vm.swappiness is 0 gives that to its groups, and then nothing of them would go to swap.
+        unwilling = _number(group / "memory.swappiness") == 0
+        if unwilling:
+            _write(group / "memory.swappiness", _SWAPPINESS)
+        try:
+            writes.write(group / "memory.force_empty", 0)
+        finally:
+            if unwilling:
+                _write(group / "memory.swappiness", 0)
 
     @staticmethod
     def _reclaim_v2(group: Path, size_bytes: int, writes: KernelWrites) -> None:
@@ -350,7 +366,8 @@ class Cgroups:
             _write(group / "memory.swap.max", needed)
         try:
             # EAGAIN, less than all was given back, is usual: the charge tells how much it was.
-            writes.write(group / "memory.reclaim", size_bytes)
+            asked = f"{size_bytes} swappiness={_SWAPPINESS}" if _number(HOST_SWAPPINESS) == 0 else f"{size_bytes}"
+            writes.write(group / "memory.reclaim", asked)
         finally:
             if raised:
                 _write(group / "memory.swap.max", f"{limit}\n")

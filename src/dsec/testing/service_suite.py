@@ -270,6 +270,12 @@ class ServiceSuite:
         await service.pause(box)
         assert (await service.resume(box)).state is SandboxState.READY
 
+    async def test_pause_that_keeps_the_memory(self, service: SandboxService, box: str) -> None:
+        for _ in range(2):
+            assert (await service.pause(box, keep_memory=True)).state is SandboxState.PAUSED
+        assert (await service.run(box, sh("echo awake"))).stdout == b"awake\n"
+        assert (await service.inspect(box)).state is SandboxState.READY
+
     async def test_extend_replaces_the_lifetime(self, service: SandboxService, box: str) -> None:
         info = await service.extend(box, Lifetime(idle_timeout_s=None, maximum_s=7200.0))
         assert info.expires_in_s is not None
