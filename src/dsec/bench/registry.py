@@ -99,6 +99,14 @@ BENCHMARKS = (
         counts="children",
     ),
     Benchmark(
+        "snapshot",
+        "dsec.bench.snapshot:bench_snapshot",
+        "Make 15 MB of changes in an 800 MB tree durable, restore long chains, share between sandboxes; beside tar.",
+        samples=30,
+        counts="sandboxes that share",
+        sizes=True,
+    ),
+    Benchmark(
         "fingerprint",
         "dsec.bench.fingerprint:bench_fingerprint",
         "Compare a sandbox of a 20,000-file image with its clean state; beside hashing all files.",
