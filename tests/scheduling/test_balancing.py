@@ -123,7 +123,8 @@ def test_a_policy_without_hysteresis_is_refused(bad: dict[str, float]) -> None:
         BalancePolicy(**bad)  # type: ignore[arg-type]
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 200), max_size=30), min_size=2, max_size=6),
     at_once=st.integers(1, 8),

@@ -32,32 +32,6 @@ class Peer(Value, frozen=True):
     url: str
 
 
-class PeerInfo(Value, frozen=True):
-    """A peer, and how it answered.
-
-    Attributes:
-        node: the id that the settings give it.
-        url: where it was asked.
-        answers: whether it did, as this node and to our peer token.
-        version: DSec's there.
-        draining: it takes no new sandboxes.
-        sandboxes: how many live there.
-        load: see `dsec.placement.migrating.NodeLoad`; None: not told.
-        duration_s: how long the answer took.
-        detail: what is wrong; empty: nothing.
-    """
-
-    node: str
-    url: str
-    answers: bool
-    version: str = ""
-    draining: bool = False
-    sandboxes: int = 0
-    load: float | None = None
-    duration_s: float = 0.0
-    detail: str = ""
-
-
 def parse_peers(text: str) -> tuple[Peer, ...]:
     """Read a list of peers: ``ID=URL``, separated by commas or white space.
 

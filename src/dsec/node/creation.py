@@ -111,6 +111,7 @@ def _check_same(existing: Sandbox, spec: SandboxSpec) -> None:
 
 async def _create(core: Core, lifetimes: Lifetimes, spec: SandboxSpec, sandbox_id: str) -> SandboxInfo:
     """Create. Nothing is awaited before the id is taken in the registry."""
+    core.admission.check_not_draining()
     resolved = resolve_spec(spec, sandbox_id, core.settings, core.reports)
     image = core.parts.images.mount((spec.image, *spec.layers))
     pool = None if core.pools is None else core.pools.find(resolved)

@@ -44,6 +44,7 @@ from dsec.model.sandbox import (
 from dsec.node import commands, creation, ending, lifetimes, processes, rollback, sessions
 from dsec.node.core import Core, shielded
 from dsec.node.files import FileAccess, GuardedReader
+from dsec.node.fleet.fleet import Fleet
 from dsec.node.host import capacity
 from dsec.node.parts import NodeParts
 from dsec.node.pools.pools import Pools
@@ -74,6 +75,8 @@ class Node:
         """Checkpoints, forks, snapshots and more; see `dsec.service.state.StateService`."""
         self.migrations = Migrations(core, self._lifetimes)
         """What peers may ask of this node; see `dsec.service.peers.Peer`."""
+        self.fleet = Fleet(core, self.state.migrate)
+        """This node among its peers; see `dsec.service.fleet.FleetService`."""
         self._disk_full = DiskFull(core)
         self._closed = False
 
@@ -114,10 +117,12 @@ class Node:
         recovery = Recovery(self._core, self._lifetimes)
         await recovery.run()
         self._core.pools = self.pools
+        self.fleet.open()
         await self.pools.open(recovery.pools)
         self._core.supervisor.start("pools", self.pools.run)
         self._core.supervisor.start("lifetimes", self._lifetimes.run)
         self._core.supervisor.start("full disks", self._disk_full.run)
+        self._core.supervisor.start("balance", self.fleet.run)
         migration_release.resume(self._core)
         self.migrations.resume()
         self._core.supervisor.start("migrations", self.migrations.run)

@@ -71,9 +71,13 @@ class Registry:
 
     def check_not_moved(self, sandbox_id: str) -> None:
         """Raise `SandboxMovedError` for the id of a sandbox that left. One that is here answers for itself."""
-        whereabouts = self._moved.get(sandbox_id)
-        if whereabouts is not None and sandbox_id not in self._sandboxes:
+        whereabouts = self.moved_to(sandbox_id)
+        if whereabouts is not None:
             raise moved_error(sandbox_id, whereabouts)
+
+    def moved_to(self, sandbox_id: str) -> Whereabouts | None:
+        """Return where a sandbox went that was here; None: it is here, or never was."""
+        return None if sandbox_id in self._sandboxes else self._moved.get(sandbox_id)
 
     def remember_moved(self, sandbox_id: str, whereabouts: Whereabouts) -> None:
         """Tell from now on where a sandbox went; until it comes back."""

@@ -55,6 +55,7 @@ class NodeSettings(Value, frozen=True):
         maximum_checkpoints: checkpoints of one sandbox.
         maximum_exported_bytes: what hooks of one sandbox may export, all its checkpoints together.
         maximum_fork: children of one fork.
+        balance_look_s: time between two looks whether sandboxes should move to peers that are less full; 0: none do.
         disk_full_look_s: time between two looks at sandboxes that are to be rolled back when their disk is full.
         first_host_id: first host user id that sandboxes may use.
         maximum_command_timeout_s: longest timeout of a command, and the timeout of one that asks for none.
@@ -97,6 +98,7 @@ class NodeSettings(Value, frozen=True):
     maximum_checkpoints: int = 128
     maximum_exported_bytes: int = 256 * MIB
     maximum_fork: int = 1000
+    balance_look_s: float = 0.0
     disk_full_look_s: float = 1.0
     first_host_id: int = 1 << 20
     maximum_command_timeout_s: float = 86_400.0
@@ -168,6 +170,7 @@ SETTINGS: tuple[Setting, ...] = (
     _row("maximum_checkpoints", "checkpoints", "one for each step of a long trajectory; each may hold a whole quota"),
     _row("maximum_exported_bytes", "bytes", "lies outside of the sandbox's own quota"),
     _row("maximum_fork", "sandboxes", "all come to be or none: the wider, the more is undone"),
+    _row("balance_look_s", "seconds", "0: whether sandboxes may move by themselves is the operator's to say"),
     _row("disk_full_look_s", "seconds", "a look costs 0.1 ms for each sandbox that asked for it"),
     _row("first_host_id", "user id", "above the ids of users and of the usual /etc/subuid ranges' beginning"),
     _row("maximum_command_timeout_s", "seconds", "every operation has a deadline; a day is the default lifetime"),
@@ -262,7 +265,7 @@ def _share(setting: Setting, text: str) -> float:
 
 
 def _positive(setting: Setting, value: float, text: str) -> float:
-    zero_is_meant = setting.name.startswith("minimum_") or setting.name == "swap_bytes"
+    zero_is_meant = setting.name.startswith("minimum_") or setting.name in ("swap_bytes", "balance_look_s")
     if value < 0 or (value == 0 and not zero_is_meant):
         raise InvalidRequestError(f"{setting.name} must be above zero, not {text!r}")
     return value

@@ -75,7 +75,8 @@ class Movable(Value, frozen=True):
         cpu_millis, memory_bytes: what it uses.
         written_bytes: what its move copies.
         writing_bytes_per_s: how fast it writes.
-        lost_s: work of its processes that the move throws away: how long its commands have run.
+        lost_s: work of its processes that the move throws away: how long its commands have run; infinite: more than
+            any wait.
         here_s: how long it has been on this node.
     """
 
@@ -203,6 +204,8 @@ class _Choice:
         return tuple(moves)
 
     def _is_worth_it(self, one: Movable) -> bool:
+        if not math.isfinite(one.lost_s):
+            return False
         delay_s = delay_by_moving_s(move_s=self._move_s(one), extra_s=one.lost_s)
         return one.here_s >= self._policy.stay_s and delay_s < self._wait_s
 

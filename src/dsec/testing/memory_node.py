@@ -77,6 +77,7 @@ class MemoryHost:
         runtime, layers, images, journal, host, clock: the fakes; they outlive every node.
         swap: room for the memory of paused sandboxes; None: there is none.
         spool_dir: None, or where nodes keep the output of background processes.
+        drain_file: None, or where nodes keep that they are drained.
     """
 
     runtime: MemoryRuntime = field(default_factory=MemoryRuntime)
@@ -93,6 +94,7 @@ class MemoryHost:
     swap: MemorySwap | None = field(init=False)
     node_id: str = "test0"
     peers: Peers = field(default_factory=NoPeers)
+    drain_file: Path | None = None
 
     def __post_init__(self) -> None:
         self.swap = MemorySwap(lambda: self.runtime.swapped_bytes())
@@ -121,6 +123,7 @@ class MemoryHost:
             spool_dir=self.spool_dir,
             exports=self.exports,
             peers=self.peers,
+            drain_file=self.drain_file,
             store=self.store,
             swap=self.swap,
             clock=clock or self.clock,

@@ -19,7 +19,7 @@ from dsec.base.errors import DsecError, NodeUnavailableError, RuntimeFailedError
 from dsec.images.port import MountedImage
 from dsec.model.event import EventKind
 from dsec.model.image import ImageConfig
-from dsec.model.pool import PoolInfo
+from dsec.model.pool import PoolInfo, PoolPolicy
 from dsec.model.retry import RetryPolicy
 from dsec.model.sandbox import SandboxState
 from dsec.node.core import Core
@@ -67,9 +67,9 @@ class LivePool:
         load_image: Callable[[], Awaitable[MountedImage]],
     ) -> None:
         self.record = record
-        self.machine = Pool(record.policy, retries=_RETRIES)
-        self.closed = False
         self._core = core
+        self.machine = Pool(self._policy(record), retries=_RETRIES)
+        self.closed = False
         self._recorder = recorder
         self._load_image = load_image
         self._waiters: dict[str, _Waiter] = {}
@@ -169,7 +169,16 @@ class LivePool:
     def change(self, record: PoolRecord) -> None:
         """Go on with another policy, and other limits for sandboxes that nobody has yet."""
         self.record = record
-        self.tell(events.PolicyChanged(record.policy))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Go on with what is set about it, or with none ready while the node is drained."""
+        self.tell(events.PolicyChanged(self._policy(self.record)))
+
+    def _policy(self, record: PoolRecord) -> PoolPolicy:
+        if not self._core.admission.draining:
+            return record.policy
+        return msgspec.structs.replace(record.policy, fixed_level=0, maximum_ready=0, shrink_after_s=0.0)
 
     async def close(self) -> None:
         """Give up everything that nobody has, and return when it is gone. Who waits is told that there is no pool."""

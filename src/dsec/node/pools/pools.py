@@ -170,6 +170,11 @@ class Pools:
         if pool is not None:
             pool.gone(record.carrier)
 
+    def refresh(self) -> None:
+        """The node is drained, or no more: pools give up what stands ready, or fill again."""
+        for pool in list(self._pools.values()):
+            pool.refresh()
+
     def shrink(self, reason: str) -> None:
         """The host needs room: every pool gives up half of what stands ready."""
         for pool in list(self._pools.values()):

@@ -88,7 +88,8 @@ async def fork(core: Core, lifetimes: Lifetimes, parent: Sandbox, request: ForkR
     _check(core, request)
     origin = None if request.checkpoint is None else checkpoints.find(core, parent, request.checkpoint).checkpoint_id
     plans = _plans(core, parent, request)
-    while busy := [child for plan in plans if (child := core.registry.get(plan.sandbox_id)) is not None]:
+    while any(_was_made(core, plan) for plan in plans):
+        busy = [child for plan in plans if (child := core.registry.get(plan.sandbox_id)) is not None]
         unsettled = next((child for child in busy if child.state in _UNSETTLED), None)
         if unsettled is None:
             return _existing(core, parent, plans, origin)
@@ -113,7 +114,12 @@ def _check(core: Core, request: ForkRequest) -> None:
     if len(set(request.sandbox_ids)) != len(request.sandbox_ids):
         raise InvalidRequestError("sandbox_ids names a child twice")
     for sandbox_id in request.sandbox_ids:
-        core.registry.check_own(check_sandbox_id(sandbox_id))
+        if core.registry.moved_to(check_sandbox_id(sandbox_id)) is None:  # A child that went on is a child still.
+            core.registry.check_own(sandbox_id)
+
+
+def _was_made(core: Core, plan: _Plan) -> bool:
+    return core.registry.get(plan.sandbox_id) is not None or core.registry.moved_to(plan.sandbox_id) is not None
 
 
 def _plans(core: Core, parent: Sandbox, request: ForkRequest) -> list[_Plan]:
@@ -138,6 +144,9 @@ def _existing(core: Core, parent: Sandbox, plans: list[_Plan], origin: str | Non
     found: list[SandboxInfo] = []
     for plan in plans:
         child = core.registry.get(plan.sandbox_id)
+        if child is None and (place := core.registry.moved_to(plan.sandbox_id)) is not None:
+            found.append(_elsewhere(parent, plan, place.node))
+            continue
         if child is None:
             raise AlreadyExistsError(
                 f"{plan.sandbox_id} does not exist, but other children of this request do",
@@ -156,6 +165,18 @@ def _existing(core: Core, parent: Sandbox, plans: list[_Plan], origin: str | Non
             )
         found.append(core.info(child))
     return found
+
+
+def _elsewhere(parent: Sandbox, plan: _Plan, node: str) -> SandboxInfo:
+    """What is known here of a child that was moved to another node: its own node knows better."""
+    return SandboxInfo(
+        sandbox_id=plan.sandbox_id,
+        state=SandboxState.READY,
+        spec=plan.spec,
+        created_at_s=parent.record.created_wall_s,
+        node=node,
+        parent=parent.sandbox_id,
+    )
 
 
 def _reserve(core: Core, parent: Sandbox, plans: list[_Plan]) -> list[Sandbox]:

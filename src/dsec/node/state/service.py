@@ -26,6 +26,7 @@ from dsec.model.state import (
     SnapshotRequest,
 )
 from dsec.node.core import Core
+from dsec.node.fleet import spreading
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox
 from dsec.node.state import checkpoints, fingerprints, forks, hooks, migration_source, packing, restoring
@@ -63,11 +64,10 @@ class State:
         await checkpoints.remove(self._core, self._core.registry.find(sandbox_id), checkpoint)
 
     async def fork(self, sandbox_id: str, request: ForkRequest = ForkRequest()) -> Sequence[SandboxInfo]:
-        if request.spread:
-            raise _missing("forks over several nodes")
         sandbox = await self._standing(sandbox_id, runs=request.checkpoint is None)
         with self._core.activity(sandbox):
-            return await forks.fork(self._core, self._lifetimes, sandbox, request)
+            children = await forks.fork(self._core, self._lifetimes, sandbox, request)
+        return await spreading.spread(self._core, self.migrate, children) if request.spread else children
 
     async def snapshot(self, sandbox_id: str, request: SnapshotRequest = SnapshotRequest()) -> SnapshotInfo:
         sandbox = await self._standing(sandbox_id, runs=request.checkpoint is None)

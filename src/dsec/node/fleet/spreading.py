@@ -1,0 +1,66 @@
+"""Spread the children of a fork over this node and its peers.
+
+All children come to be here, or none does: that a fork is whole does not depend on any network. Then they are moved, by
+the same migration as any sandbox, to where they are in turn the least trouble: each child goes to the node that is the
+emptiest with it, this one included. A child that no peer takes stays here; it is whole all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+import structlog
+
+from dsec.base.errors import DsecError
+from dsec.model.sandbox import SandboxInfo
+from dsec.node.core import Core
+from dsec.node.fleet.moving import Migrate, move
+from dsec.node.fleet.targets import Seen, Targets, ask, others
+from dsec.node.view import view_of
+
+_log = structlog.get_logger(__name__)
+REASON = "spread"
+_AT_ONCE = 4
+
+
+async def spread(core: Core, migrate: Migrate, children: Sequence[SandboxInfo]) -> list[SandboxInfo]:
+    """Move children of a fork; return them in their order, as they are where they are now. Those that were moved when
+    the fork was asked for before stay where they are."""
+    seen = await ask(core, others(core))
+    found = list(children)
+    targets, limiter = Targets(seen), anyio.CapacityLimiter(_AT_ONCE)
+
+    async def one(number: int) -> None:
+        child = children[number]
+        async with limiter:
+            try:
+                node, info = await move(migrate, targets, child.sandbox_id, child.spec, REASON)
+            except DsecError as error:
+                _log.info("child_stays", sandbox_id=child.sandbox_id, error=str(error))
+                return
+            found[number] = msgspec.structs.replace(child, node=node) if info is None else info
+
+    async with anyio.create_task_group() as group:
+        for number in _leaving(core, seen, children):
+            group.start_soon(one, number)
+    return found
+
+
+def _leaving(core: Core, seen: Sequence[Seen], children: Sequence[SandboxInfo]) -> list[int]:
+    """Deal the children out, each to the node that is the emptiest with it; return the numbers of those that leave."""
+    own = view_of(core)
+    without = msgspec.structs.replace(
+        own.used, sandboxes=max(0, own.used.sandboxes - sum(child.node == own.node for child in children))
+    )
+    dealt = Targets(seen, own=msgspec.structs.replace(own, used=without))
+    leaving = []
+    for number, child in enumerate(children):
+        if child.node != own.node:
+            continue
+        node = dealt.nodes(child.spec)[0]
+        dealt.count(node, child.spec)
+        if node != own.node:
+            leaving.append(number)
+    return leaving
