@@ -81,18 +81,27 @@ class Faults:
     def _count(self, name: str) -> None:
         self.steps += 1
         if self.steps == self.kill_at:
-            self.dead = True
             self.struck = name
+            self._strike()
         self._check_dead()
+
+    def _strike(self) -> None:
+        self.dead = True
 
     def _check_dead(self) -> None:
         if self.dead:
             raise Killed
 
     def parts(self, host: MemoryHost) -> NodeParts:
-        parts = host.parts()
-        wrapped: dict[str, Any] = {name: Faulty(getattr(parts, name), self) for name in _PORTS}
-        return replace(parts, **wrapped)
+        return wrapped_parts(host.parts(), self)
+
+
+def wrapped_parts(parts: NodeParts, faults: Faults) -> NodeParts:
+    """Let every mechanism of a node count its calls."""
+    wrapped: dict[str, Any] = {
+        name: Faulty(part, faults) for name in _PORTS if (part := getattr(parts, name)) is not None
+    }
+    return replace(parts, **wrapped)
 
 
 class Faulty:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
+from dsec.testing import step_kill
 from dsec.testing.countdown import Countdown
 
 _COUNTED = ("node", "runtimes", "state", "stores", "linux")
@@ -46,17 +47,21 @@ class NodeProcess:
         self._environment = {**os.environ, "DSEC_SWAP_BYTES": SWAP, **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self, *, die_after_lines: int | None = None, armed: bool = False) -> bool:
+    def start(self, *, die_after_lines: int | None = None, die_at_step: int | None = None, armed: bool = False) -> bool:
         """Start it and wait until it serves; return whether it does (it may have died on the way, as it was told).
 
         Args:
             die_after_lines: SIGKILL at this line of its own mechanisms; None: never.
-            armed: count from its first line on, not only after `arm`.
+            die_at_step: SIGKILL at this step of its own mechanisms (`dsec.testing.step_kill`); None: never.
+            armed: count from its first line or step on, not only after `arm`.
         """
         assert self._process is None
         command = [sys.executable, "-m", "dsec"]
         if die_after_lines is not None:
             command = [sys.executable, "-m", __name__, str(die_after_lines), "armed" if armed else "later"]
+        elif die_at_step is not None:
+            command = [sys.executable, "-m", step_kill.__name__, str(die_at_step)]
+            command.append(step_kill.FROM_THE_START if armed else step_kill.ON_SIGNAL)
         command += ["--state-dir", str(self.state_dir), *self._arguments]
         with (self.state_dir / "node.log").open("a") as log:
             self._process = subprocess.Popen(
@@ -89,7 +94,7 @@ class NodeProcess:
         return self._process.pid
 
     def arm(self) -> None:
-        """Let it begin to count its lines."""
+        """Let it begin to count its lines or steps."""
         if self._process is not None:
             self._process.send_signal(signal.SIGUSR1)
 
