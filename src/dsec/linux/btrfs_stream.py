@@ -22,8 +22,7 @@ import ctypes
 import enum
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from dsec.linux import syscalls
 
@@ -64,6 +63,9 @@ class Command(enum.IntEnum):
     UPDATE_EXTENT = 22
 
 
+_COMMANDS = {int(command): command for command in Command}
+
+
 class Attribute(enum.IntEnum):
     """Attributes of version 1 that are used here."""
 
@@ -90,8 +92,7 @@ class StreamError(ValueError):
     """What was read is no send stream, or ends in the middle."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One command with its attributes; asking for one that is missing or of another length raises `StreamError`."""
 
     command: Command
@@ -151,10 +152,9 @@ def read_items(file: BinaryIO) -> Iterator[Item]:
         length, number, _ = _HEAD.unpack(_read(file, _HEAD.size))
         if length > _MAXIMUM_COMMAND_BYTES:
             raise StreamError(f"a command has {length} bytes")
-        try:
-            command = Command(number)
-        except ValueError:
-            raise StreamError(f"there is no command {number} in version {VERSION}") from None
+        command = _COMMANDS.get(number)
+        if command is None:
+            raise StreamError(f"there is no command {number} in version {VERSION}")
         item = Item(command, _attributes(_read(file, length)))
         if command is Command.END:
             return

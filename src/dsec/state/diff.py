@@ -13,7 +13,7 @@ it. When a group's names differ from those that its first name belonged to in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dsec.base.errors import LimitExceededError, UnsupportedFileError
@@ -35,6 +35,9 @@ from dsec.state.trees import FileReader, Found, FrozenTree, Range, Touched
 
 BLOCK_BYTES = 4096
 _STEP_BYTES = 256 << 10
+_FEW = 0.25
+"""When less than this share of a file is said to have been touched, it is not compared first: hardly any would be the
+same, and reading the older file costs more."""
 _MOST_OF_IT = 0.9
 """A file of which more than this share differs is stored whole: it needs no base, and cuts as others like it do."""
 
@@ -282,18 +285,32 @@ class _Comparison:
 
     def _content(self, path: bytes, new: Found, status: Status) -> Content:
         origin, old = self._origin(path, new)
+        if old is None or self.base is None:
+            return Content(status, new.size, self._all_of(path, new), None)
+        candidates = self._hinted(path, new, old)
+        if candidates is not None and _bytes_in(candidates) <= _FEW * new.size:
+            return Content(status, new.size, candidates, origin)
+        changed = self._compared(path, new, origin, candidates)
+        if _bytes_in(changed) > _MOST_OF_IT * new.size:
+            return Content(status, new.size, self._all_of(path, new), None)
+        return Content(status, new.size, changed, origin)
+
+    def _all_of(self, path: bytes, new: Found) -> tuple[Range, ...]:
+        """Return where a file has something else than holes."""
+        if new.is_dense:
+            return (Range(0, new.size),) if new.size else ()
         with self.tree.open(path) as file:
-            if old is None or self.base is None:
-                return Content(status, new.size, tuple(file.data_ranges()), None)
-            ranges = self._hinted(path, new, old)
-            if ranges == ():
-                return Content(status, new.size, (), origin)
-            with self.base.open(origin) as old_file:
-                candidates = ranges if ranges is not None else _merged(file.data_ranges(), old_file.data_ranges())
-                changed = tuple(_differing(file, old_file, candidates, new.size))
-            if sum(each.end - each.start for each in changed) > _MOST_OF_IT * new.size:
-                return Content(status, new.size, tuple(file.data_ranges()), None)
-            return Content(status, new.size, changed, origin)
+            return tuple(file.data_ranges())
+
+    def _compared(
+        self, path: bytes, new: Found, origin: bytes, candidates: tuple[Range, ...] | None
+    ) -> tuple[Range, ...]:
+        """Return the blocks that differ from the older file's, among the candidates if there are some."""
+        assert self.base is not None
+        with self.tree.open(path) as file, self.base.open(origin) as old_file:
+            if candidates is None:
+                candidates = _merged([*file.data_ranges(), *old_file.data_ranges()], new.size)
+            return tuple(_differing(file, old_file, candidates))
 
     def _origin(self, path: bytes, new: Found) -> tuple[bytes, Found | None]:
         """Return the file of the older tree whose content to compare with; the same inode, if it is known."""
@@ -313,7 +330,7 @@ class _Comparison:
         ranges = list(self.touched.ranges.get(path, ()))
         if new.size > old.size:
             ranges.append(Range(old.size, new.size))
-        return tuple(_merged(ranges, ()))
+        return _merged(ranges, new.size)
 
 
 def _check(path: bytes, found: Found) -> None:
@@ -358,28 +375,29 @@ def _moved_from(path: bytes, touched: Touched) -> bytes:
     return touched.origins[above] + path[len(above) :]
 
 
-def _merged(one: Iterable[Range], other: Iterable[Range]) -> Iterator[Range]:
-    """Yield the union of ranges, in order, those that touch as one, begun and ended at the bounds of blocks."""
-    start = end = -1
-    for each in sorted([*one, *other], key=lambda each: each.start):
-        first = each.start - each.start % BLOCK_BYTES
-        last = each.end + -each.end % BLOCK_BYTES
-        if first > end:
-            if end > start:
-                yield Range(start, end)
-            start, end = first, last
-        else:
-            end = max(end, last)
-    if end > start:
-        yield Range(start, end)
+def _bytes_in(ranges: Iterable[Range]) -> int:
+    return sum(each.end - each.start for each in ranges)
 
 
-def _differing(new: FileReader, old: FileReader, ranges: Iterable[Range], size: int) -> Iterator[Range]:
+def _merged(ranges: Sequence[Range], size: int) -> tuple[Range, ...]:
+    """Return the union of ranges, in order, begun and ended at the bounds of blocks or at the end of the file."""
+    merged: list[Range] = []
+    for each in sorted(ranges, key=lambda each: each.start):
+        start = each.start - each.start % BLOCK_BYTES
+        end = min(size, each.end + -each.end % BLOCK_BYTES)
+        if merged and start <= merged[-1].end:
+            start, end = merged[-1].start, max(end, merged.pop().end)
+        if end > start:
+            merged.append(Range(start, end))
+    return tuple(merged)
+
+
+def _differing(new: FileReader, old: FileReader, ranges: Iterable[Range]) -> Iterator[Range]:
     """Yield the blocks in which two files differ, neighbours as one; behind its end a file is zeros."""
     start = end = -1
     for each in ranges:
-        for at in range(each.start, min(each.end, size), _STEP_BYTES):
-            length = min(_STEP_BYTES, each.end - at, size - at)
+        for at in range(each.start, each.end, _STEP_BYTES):
+            length = min(_STEP_BYTES, each.end - at)
             for first, last in _differing_blocks(new.read(at, length), old.read(at, length)):
                 if at + first != end:
                     if end > start:

@@ -34,6 +34,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ON_DISK = b"trusted."
 """What stands before the names of overlayfs' attributes on disk."""
+_DENSE_BYTES = 1 << 20
+"""In a file up to this size that takes as many blocks as its size, holes are not looked for."""
 _KINDS = {
     stat.S_IFDIR: "d",
     stat.S_IFREG: "f",
@@ -88,6 +90,7 @@ class DiskTree:
             links=status.st_nlink,
             inode=status.st_ino,
             unchanged_if=self._unchanged_if(status),
+            is_dense=status.st_size <= min(_DENSE_BYTES, status.st_blocks * 512),
         )
 
     def _unchanged_if(self, status: os.stat_result) -> object | None:

@@ -15,11 +15,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from dsec.state.manifest import Entry
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """One name of a frozen tree, as `lstat` tells.
 
     Attributes:
@@ -33,6 +34,7 @@ class Found:
         inode: number that all names of the inode share, and no other inode of the tree.
         unchanged_if: equal in two trees of one layer only where the inode is the same and nothing of it changed, its
             content and attributes included; None: cannot be told.
+        is_dense: whether it is known that a regular file has no holes worth looking for.
     """
 
     kind: str
@@ -44,10 +46,10 @@ class Found:
     links: int
     inode: int
     unchanged_if: object | None = None
+    is_dense: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """Bytes of a file from `start` to before `end`."""
 
     start: int
