@@ -184,7 +184,7 @@ def test_host_that_does_not_like_to_swap_is_told_to(
 def test_memory_that_only_swap_can_take_is_what_is_no_copy_of_a_file(
     unified: Cgroups, hybrid: Cgroups, tmp_path: Path
 ) -> None:
-    (unified.path("g") / "memory.stat").write_text("anon 100\nfile 5000\nshmem 20\n")
+    (unified.path("g") / "memory.stat").write_text("anon 130\nfile 5000\nshmem 20\nswapcached 30\n")
     assert unified.swappable_bytes("g") is None  # No way to ask for it: an older kernel.
     (unified.path("g") / "memory.reclaim").touch()
     assert unified.swappable_bytes("g") == 120

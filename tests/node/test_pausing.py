@@ -144,7 +144,30 @@ async def test_giving_back_is_bounded_in_time(host: MemoryHost, node: Node, monk
     monkeypatch.setattr(node._core, "settings", settings)
     monkeypatch.setattr(guest(host), "release_memory", anyio.sleep_forever)
     assert (await node.pause(BOX)).state is PAUSED
+    assert [event.sandbox_id for event in await node.pools.events() if event.kind is EventKind.MEMORY_KEPT] == [BOX]
     assert (await node.run(BOX, TRUE)).status.exit_code == 0
+
+
+async def test_a_guest_that_grows_while_it_is_frozen_has_to_fit_as_well(
+    host: MemoryHost, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert host.swap is not None
+    host.swap.size_bytes = 2 * SIZE
+    instance, freeze = guest(host), guest(host).pause
+
+    async def grow(size_bytes: int) -> None:
+        await freeze()
+        instance.memory_bytes = size_bytes
+
+    monkeypatch.setattr(instance, "pause", lambda: grow(2 * SIZE + 1))
+    with pytest.raises(SwapFullError):
+        await node.pause(BOX)
+    assert not instance.paused
+    assert host.swap.claimed_bytes == 0
+    instance.memory_bytes = SIZE
+    monkeypatch.setattr(instance, "pause", lambda: grow(2 * SIZE))
+    await node.pause(BOX)
+    assert held(host) == (0, 2 * SIZE)
 
 
 # -- who needs it meanwhile --------------------------------------------------------------------------------------------

@@ -373,8 +373,8 @@ class Cgroups:
                 _write(group / "memory.swap.max", f"{limit}\n")
 
     def swappable_bytes(self, group: str) -> int | None:
-        """Return how much of a group's memory only swap can take: what is no copy of a file. None where the host does
-        not account it, or offers no way to ask for it back."""
+        """Return how much room in swap a group's memory needs: what is no copy of a file, without what has its place in
+        swap already. None where the host does not account it, or offers no way to ask for it back."""
         if self.mode is CgroupMode.UNIFIED:
             root, anonymous, way = self._unified / group, "anon", "memory.reclaim"
         elif "memory" in self._v1:
@@ -384,7 +384,7 @@ class Cgroups:
         counted = _keyed(root / "memory.stat")
         if anonymous not in counted or not os.access(root / way, os.W_OK):
             return None
-        return counted[anonymous] + counted.get("shmem", 0)
+        return max(0, counted[anonymous] + counted.get("shmem", 0) - counted.get("swapcached", 0))
 
     def _charged(self, group: str) -> int | None:
         if self.mode is CgroupMode.UNIFIED:

@@ -325,8 +325,8 @@ class Instance(Protocol):
         """
 
     async def swappable_bytes(self) -> int | None:
-        """Return how much of its memory only swap can take, that is, what is no copy of a file; None: it is not
-        accounted, or cannot be given back."""
+        """Return how much room in swap its memory needs: what is no copy of a file, without what has its place in swap
+        already. None: it is not accounted, or cannot be given back."""
 
     async def prefetch(self, timeout_s: float) -> None:
         """Start reading the memory of a paused instance back, so that it waits less once it is resumed.

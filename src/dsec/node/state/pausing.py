@@ -66,11 +66,14 @@ async def pause(core: Core, sandbox: Sandbox, *, keep_memory: bool = False) -> i
             return 0 if keep_memory else await _give_back_rest(core, sandbox)
         generation = sandbox.running()
         _paused_state(sandbox)
-        async with AsyncExitStack() as room:
-            if not keep_memory:
-                await _claim(core, room, await _needed_bytes(generation))
-            await _freeze(core, sandbox, generation, keep_memory=keep_memory)
-            return 0 if keep_memory else await _release(core, sandbox, generation)
+        if keep_memory:
+            await _freeze(core, sandbox, generation, keep_memory=True)
+            return 0
+        async with AsyncExitStack() as stack:
+            room = _Room(core, stack)
+            await room.make(generation)
+            await _freeze(core, sandbox, generation, room)
+            return await _release(core, sandbox, generation)
 
 
 async def pause_at_expiry(core: Core, sandbox: Sandbox, *, only_if_idle: bool) -> None:
@@ -82,7 +85,7 @@ async def pause_at_expiry(core: Core, sandbox: Sandbox, *, only_if_idle: bool) -
     async with sandbox.transition:
         if sandbox.state is SandboxState.PAUSED or (only_if_idle and sandbox.active):
             return
-        await _freeze(core, sandbox, sandbox.running(), keep_memory=False)
+        await _freeze(core, sandbox, sandbox.running())
     give_back_later(core, sandbox)
 
 
@@ -105,10 +108,14 @@ def give_back_later(core: Core, sandbox: Sandbox, *, adopted: bool = False) -> N
                     await sandbox.running().instance.limit(sandbox.record.spec.resources)
                 await _give_back_rest(core, sandbox)
         except DsecError as error:
-            _log.warning("memory_kept", sandbox_id=sandbox.sandbox_id, error=str(error))
-            core.recorder.add(EventKind.MEMORY_KEPT, sandbox_id=sandbox.sandbox_id, text=f"{error.code}: {error.brief}")
+            _say_kept(core, sandbox, f"{error.code}: {error.brief}")
 
     core.supervisor.start(f"give back memory of {sandbox.sandbox_id}", work)
+
+
+def _say_kept(core: Core, sandbox: Sandbox, why: str) -> None:
+    _log.warning("memory_kept", sandbox_id=sandbox.sandbox_id, why=why)
+    core.recorder.add(EventKind.MEMORY_KEPT, sandbox_id=sandbox.sandbox_id, text=why)
 
 
 async def resume(core: Core, sandbox: Sandbox, lifetimes: Lifetimes) -> None:
@@ -145,8 +152,11 @@ def _paused_state(sandbox: Sandbox) -> SandboxState:
     return next_state(sandbox.state, Event.PAUSED, sandbox_id=sandbox.sandbox_id)
 
 
-async def _freeze(core: Core, sandbox: Sandbox, generation: Generation, *, keep_memory: bool) -> None:
-    """Freeze and record. Memory says `paused` first, so that operations that come now wait and then resume it."""
+async def _freeze(
+    core: Core, sandbox: Sandbox, generation: Generation, room: _Room | None = None, *, keep_memory: bool = False
+) -> None:
+    """Freeze and record. Memory says `paused` first, so that operations that come now wait and then resume it. What the
+    guest made since room was claimed for it has to fit, too."""
     before = sandbox.record
     sandbox.record = msgspec.structs.replace(
         before, state=_paused_state(sandbox), paused_boot_s=core.now_boot_s(), keeps_memory=keep_memory
@@ -156,6 +166,8 @@ async def _freeze(core: Core, sandbox: Sandbox, generation: Generation, *, keep_
         with shielded(core.settings.end_timeout_s, f"pausing {sandbox.sandbox_id}"):
             await generation.instance.pause()
             generation.time.stop()
+            if room is not None:
+                await room.make(generation)
             await core.parts.journal.put_sandbox(sandbox.record)
         done = True
     finally:
@@ -189,21 +201,31 @@ async def _needed_bytes(generation: Generation) -> int:
     return needed
 
 
-async def _claim(core: Core, room: AsyncExitStack, size_bytes: int) -> None:
-    """Claim room in swap until `room` ends; in a thread, since the file may have to be made."""
-    assert core.parts.swap is not None
-    claim = core.parts.swap.claim(size_bytes)
-    await anyio.to_thread.run_sync(room.enter_context, claim)
+class _Room:
+    """Room in swap for one instance's memory, claimed until `stack` ends."""
+
+    def __init__(self, core: Core, stack: AsyncExitStack) -> None:
+        self._core, self._stack = core, stack
+        self._claimed_bytes: int | None = None
+
+    async def make(self, generation: Generation) -> None:
+        """Claim what is needed now, beside what was claimed before; in a thread, since the file may have to be made."""
+        missing = await _needed_bytes(generation) - (self._claimed_bytes or 0)
+        if self._claimed_bytes is not None and missing <= 0:
+            return
+        assert self._core.parts.swap is not None
+        claim = self._core.parts.swap.claim(missing)
+        await anyio.to_thread.run_sync(self._stack.enter_context, claim)
+        self._claimed_bytes = missing + (self._claimed_bytes or 0)
 
 
 async def _give_back_rest(core: Core, sandbox: Sandbox) -> int:
     """Give back what a paused sandbox holds; the caller holds its transition."""
     generation = sandbox.running()
-    needed = await _needed_bytes(generation)
-    if needed < _WORTH_BYTES:
+    if ((await generation.instance.statistics()).memory_bytes or 0) < _WORTH_BYTES:
         return 0
-    async with AsyncExitStack() as room:
-        await _claim(core, room, needed)
+    async with AsyncExitStack() as stack:
+        await _Room(core, stack).make(generation)
         if sandbox.record.keeps_memory:
             await core.put(sandbox, keeps_memory=False)
         return await _release(core, sandbox, generation)
@@ -213,12 +235,15 @@ async def _release(core: Core, sandbox: Sandbox, generation: Generation) -> int:
     """Give back what can be given back in time, unless the sandbox is needed meanwhile."""
     if sandbox.awaited:
         return 0
-    released = 0
-    with anyio.CancelScope(deadline=anyio.current_time() + core.settings.release_timeout_s) as scope:
+    released, limit_s = 0, core.settings.release_timeout_s
+    with anyio.CancelScope() as scope:
         sandbox.release_scope = sandbox.transition_scope = scope
         try:
             async with core.releases:
-                released = await generation.instance.release_memory()
+                with anyio.move_on_after(limit_s) as limited:
+                    released = await generation.instance.release_memory()
+            if limited.cancelled_caught:
+                _say_kept(core, sandbox, f"giving it back took longer than {limit_s:g} s")
         finally:
             sandbox.release_scope = sandbox.transition_scope = None
     return released
