@@ -169,6 +169,11 @@ class EpisodeLog:
         """Whether the next event begins a new segment, which takes longer than to append."""
         return self._written.bytes >= self._place.segment_bytes
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it was neither closed nor stopped by a failure."""
+        return self._failure is None
+
     def saved_segments(self) -> tuple[SavedSegment, ...]:
         """Return the segments up to where they are saved, in order."""
         return (*self._sealed, SavedSegment(self._name, self._first, self._saved.bytes))

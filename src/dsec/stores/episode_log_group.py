@@ -1,0 +1,307 @@
+"""The logs of many episodes in one event loop, saved together.
+
+Appending is a write(2) into the page cache and happens in the loop; saving waits for a disk and happens in threads, one
+save of a log at a time. What is appended to a log while it is being saved shares its next save. Saves of different logs
+run at the same time on purpose: a journalling file system puts those that wait into one commit of its journal. Measured
+on ext4 beside other work, 100 logs: one thread 177 ms, 16 threads 8.3 ms, one file for all of them with one fsync 5.7
+ms. So each episode keeps a log of its own, which is read, fenced, moved and deleted alone, and costs next to nothing.
+
+When `commit` returns is the episode's `Durability`. A save that fails stops the episode: `commit` raises, also for
+rounds that were answered before, and `wait_stopped` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+import anyio
+
+from dsec.base.errors import DsecError, InvalidStateError
+from dsec.episode.durability import EVERY_ROUND, Durability, Unsaved
+from dsec.episode.log_events import LogEvent, RoundCommitted, StateSaved
+from dsec.stores.episode_log import EpisodeLog
+
+DEFAULT_THREADS = 16
+DEFAULT_RENEWAL_S = 10.0
+_CLOSING_S = 60.0
+
+_Job = tuple[Callable[[], object], "asyncio.Future[None]"]
+
+
+class GroupCommit:
+    """Saves the logs of one worker; an async context manager in the loop that uses it.
+
+    Args:
+        threads: how many saves run at once.
+        renewal_s: how often the leases of its logs are renewed; less than a third of a lease.
+    """
+
+    def __init__(self, *, threads: int = DEFAULT_THREADS, renewal_s: float = DEFAULT_RENEWAL_S) -> None:
+        self._renewal_s = renewal_s
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"episode-log-{number}", daemon=True) for number in range(threads)
+        ]
+        self._logs: set[DurableLog] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> GroupCommit:
+        self._loop = asyncio.get_running_loop()
+        for thread in self._threads:
+            thread.start()
+        self._renewing = asyncio.create_task(self._renew_now_and_then())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._renewing is not None
+        self._renewing.cancel()
+        for log in list(self._logs):
+            await log.aclose()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([self._renewing])
+        self._loop = None
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def attach(self, log: EpisodeLog, durability: Durability = EVERY_ROUND) -> DurableLog:
+        """Take a log over; it is closed with the returned one, or with this.
+
+        Raises:
+            InvalidStateError: this has ended, or not begun.
+        """
+        self._running_loop()
+        attached = DurableLog(self, log, durability)
+        self._logs.add(attached)
+        return attached
+
+    @property
+    def unsaved(self) -> Unsaved:
+        """What was answered in all episodes and is not saved."""
+        each = [log.unsaved for log in self._logs]
+        return Unsaved(rounds=sum(one.rounds for one in each), operations=sum(one.operations for one in each))
+
+    # -- for the logs --------------------------------------------------------------------------------------------------
+
+    def run(self, call: Callable[[], object]) -> asyncio.Future[None]:
+        """Run something that waits for a disk in one of the threads."""
+        done = self._running_loop().create_future()
+        self._jobs.put((call, done))
+        return done
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise InvalidStateError("logs are saved inside `async with GroupCommit()`")
+        return self._loop
+
+    def forget(self, log: DurableLog) -> None:
+        """Let go of a log that was closed."""
+        self._logs.discard(log)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            call, done = job
+            failure: Exception | None = None
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - a supervisor: what the job raised is raised where it is awaited.
+                failure = error
+            try:
+                done.get_loop().call_soon_threadsafe(_tell, done, failure)
+            except RuntimeError:
+                return  # The loop was closed without waiting for us.
+
+    async def _renew_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._renewal_s)
+            for log in list(self._logs):
+                await log.renew()
+
+
+def _tell(done: asyncio.Future[None], failure: Exception | None) -> None:
+    if done.cancelled():
+        return
+    if failure is None:
+        done.set_result(None)
+    else:
+        done.set_exception(failure)
+
+
+class DurableLog:
+    """A log of a `GroupCommit`. Its calls are made by one task, the episode's loop; readings by anybody."""
+
+    def __init__(self, group: GroupCommit, log: EpisodeLog, durability: Durability) -> None:
+        self._group = group
+        self._log = log
+        self._durability = durability
+        self._saving: asyncio.Future[None] | None = None
+        self._stopped = asyncio.Event()
+        self._failure: DsecError | None = None
+        self.saves = 0
+
+    @property
+    def log(self) -> EpisodeLog:
+        """The log, for readings."""
+        return self._log
+
+    @property
+    def unsaved(self) -> Unsaved:
+        """Rounds, and operations of these, that were answered and are not saved."""
+        return self._log.unsaved
+
+    @property
+    def failure(self) -> DsecError | None:
+        """Why nothing is saved any more."""
+        return self._failure
+
+    async def commit(self, event: RoundCommitted) -> int:
+        """Commit a round; return the event's sequence when the durability says that it is answered.
+
+        Cancelling takes nothing back: the round is in the log.
+
+        Raises:
+            InvalidStateError, LimitExceededError: it may not come next; nothing was written, and the log goes on.
+            DsecError: it, or a round before it, could not be saved. The episode has to stop.
+        """
+        sequence = await self._append(event)
+        unsaved = self._log.unsaved.rounds
+        if self._durability.must_save(unsaved):
+            self._begin_saving()
+        while self._durability.must_wait(self._log.unsaved.rounds):
+            await self._wait_saved()
+        self._check_usable()
+        return sequence
+
+    async def announce(self, *events: LogEvent) -> None:
+        """Append events and save them, with everything before them, whatever the durability: an effect follows.
+
+        Raises:
+            DsecError: as for `commit`; the effect must not happen.
+        """
+        for event in events:
+            await self._append(event)
+        await self.flush()
+
+    async def note(self, event: LogEvent) -> int:
+        """Append an event that has no promise of its own, such as a result inside a round; return its sequence.
+
+        Raises:
+            DsecError: as for `commit`.
+        """
+        return await self._append(event)
+
+    async def save_state(self, event: StateSaved) -> None:
+        """Save a whole state and drop what is in front of it.
+
+        Raises:
+            DsecError: as for `commit`.
+        """
+        await self._exclusively(lambda: self._log.append(event))
+
+    async def flush(self) -> None:
+        """Wait until everything is saved that was appended before.
+
+        Raises:
+            DsecError: it could not be.
+        """
+        wanted = self._log.next_sequence - 1
+        while self._log.saved_sequence < wanted:
+            self._begin_saving()
+            await self._wait_saved()
+        self._check_usable()
+
+    async def wait_stopped(self) -> DsecError:
+        """Wait until nothing can be saved any more, and return why."""
+        await self._stopped.wait()
+        assert self._failure is not None
+        return self._failure
+
+    async def renew(self) -> None:
+        """Renew the lease, if nothing is being saved, which does it too. A failure stops the log."""
+        if self._saving is None and self._failure is None:
+            self._begin_saving()
+            try:
+                await self._wait_saved()
+            except DsecError:
+                pass  # The episode hears of it by its next call, or by `wait_stopped`.
+
+    async def aclose(self) -> None:
+        """Save what can be saved and let go; never fails. Idempotent.
+
+        Cancelling does not hasten it. A disk that does not answer for a minute is left with the save that it holds.
+        """
+        with anyio.move_on_after(_CLOSING_S, shield=True):
+            try:
+                await self.flush()
+            except DsecError:
+                pass  # It is not acknowledged, and whoever opens the log next finds out what is there.
+            while self._saving is not None:
+                await asyncio.wait([self._saving])
+        self._group.forget(self)
+        if self._saving is None:
+            self._log.close()
+        self._failure = self._failure or InvalidStateError("the log is closed")
+        self._stopped.set()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    async def _append(self, event: LogEvent) -> int:
+        self._check_usable()
+        if self._log.is_segment_full:
+            await self._exclusively(self._log.rotate)
+        try:
+            return self._log.append(event)
+        except DsecError as error:
+            self._note_failure(error)
+            raise
+
+    async def _exclusively(self, call: Callable[[], object]) -> None:
+        """Do something during which nothing else may touch the log."""
+        while self._saving is not None:
+            await self._wait_saved()
+        self._check_usable()
+        job = self._start(call)
+        await asyncio.wait([job])
+        job.result()
+
+    def _begin_saving(self) -> None:
+        if self._saving is None and self._failure is None:
+            self._start(self._log.save)
+
+    def _start(self, call: Callable[[], object]) -> asyncio.Future[None]:
+        self.saves += 1
+        self._saving = job = self._group.run(call)
+        job.add_done_callback(self._ended)
+        return job
+
+    def _ended(self, saving: asyncio.Future[None]) -> None:
+        self._saving = None
+        if saving.cancelled():
+            return
+        if (error := saving.exception()) is not None:
+            self._note_failure(error if isinstance(error, DsecError) else InvalidStateError(str(error)))
+        elif self._durability.must_save(self._log.unsaved.rounds):
+            self._begin_saving()
+
+    async def _wait_saved(self) -> None:
+        """Wait for the end of the save that runs, if one does."""
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
+        self._check_usable()
+
+    def _note_failure(self, error: DsecError) -> None:
+        if self._failure is None and not self._log.is_usable:
+            self._failure = error
+            self._stopped.set()
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(
+                self._failure.brief, detail=self._failure.detail, resolution=self._failure.resolution
+            )
