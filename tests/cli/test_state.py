@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsec.base.errors import SnapshotNotFoundError
+from dsec.base.errors import AlreadyExistsError, SnapshotNotFoundError
 from dsec.testing.command_line import Dsec
 
 
@@ -31,3 +31,31 @@ def test_a_fork_prints_the_ids_of_its_children(dsec: Dsec) -> None:
     assert len(set(children)) == 3
     for child in children:
         assert dsec.json("sandbox", "inspect", child, "--json")["parent"] == parent
+
+
+def test_a_state_is_kept_listed_restored_and_forgotten(dsec: Dsec) -> None:
+    box = dsec.create("--id", "sbx-12345")
+    dsec.ok("sandbox", "exec", "--id", box, "--", "sh", "-c", "echo one > /tmp/x")
+    kept = dsec.ok("sandbox", "snapshot", "--id", box, "--name", "step-1", "-l", "score=1").strip()
+    (listed,) = dsec.json("snapshot", "ls", "--json")
+    assert (listed["snapshot_id"], listed["metadata"]) == (kept, {"score": "1"})
+    back = dsec.ok("snapshot", "restore", "step-1", "-e", "A=1").strip()
+    assert dsec.ok("sandbox", "exec", "--id", back, "--", "sh", "-c", "cat /tmp/x; echo $A") == "one\n1\n"
+    dsec.ok("snapshot", "rm", kept)
+    assert dsec("snapshot", "restore", kept).exit_code == SnapshotNotFoundError.exit_code
+
+
+def test_a_session_becomes_an_image_without_its_residue(dsec: Dsec) -> None:
+    box = dsec.create("--id", "sbx-12345")
+    dsec.ok("sandbox", "exec", "--id", box, "--", "sh", "-c", "echo one > /home/user/x; echo no > /tmp/y")
+    dsec.ok("sandbox", "exec", "--id", box, "--", "sh", "-c", "echo a > /home/user/answers; echo b > /tmp/kept")
+    rules = ("--remove", "answers", "--keep", "/tmp/kept")
+    dry = dsec.ok("sandbox", "pack", "--id", box, "--as", "mine", *rules, "--dry-run")
+    assert dry.splitlines() == ["/home/user/answers: answers", "/tmp/y: temporary files"]
+    assert dsec.ok("sandbox", "pack", "--id", box, "--as", "mine", *rules).strip() == "mine:latest"
+    other = dsec.create("mine")
+    assert dsec.ok("sandbox", "exec", "--id", other, "--", "sh", "-c", "cat /home/user/x /tmp/kept") == "one\nb\n"
+    assert dsec("sandbox", "exec", "--id", other, "--", "cat", "/home/user/answers").exit_code != 0
+    again = dsec("sandbox", "pack", "--id", box, "--as", "mine")
+    assert again.exit_code == AlreadyExistsError.exit_code
+    assert "choose another name" in again.stderr

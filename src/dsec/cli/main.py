@@ -20,6 +20,7 @@ _COMMANDS = {
     "sandbox": Lazy("dsec.cli.sandbox:sandbox", "Create and operate sandboxes."),
     "snapshot": Lazy("dsec.cli.snapshot:snapshot", "List, restore and remove durable snapshots."),
     "job": Lazy("dsec.cli.job:job", "Pause and resume all sandboxes of a job."),
+    "store": Lazy("dsec.cli.store:store", "Check the store of snapshots, and free what nothing needs."),
     "pool": Lazy("dsec.cli.pool:pool", "Keep sandboxes ready for creations that match."),
     "diagnose": Lazy("dsec.cli.diagnose:diagnose", "Say why something is slow, and what would help."),
     "task": Lazy("dsec.cli.task:task", "Check task folders and import data sets as tasks."),

@@ -124,14 +124,16 @@ class ChunkRepository:
         """
         await self._catalog.refresh()
 
-    async def collect(self, reachable: Reachable, *, minimum_live_share: float = 0.5) -> CollectionReport:
+    async def collect(
+        self, reachable: Reachable, *, minimum_live_share: float = 0.5, dry_run: bool = False
+    ) -> CollectionReport:
         """Delete packs that were doomed at least the grace period ago, saving what is reachable in them first; then
         doom packs of that age which hold less than `minimum_live_share` of reachable bytes, or are small and many.
 
         Safe beside writers, readers and other collectors, on this node and others. Killed or cancelled at any point,
-        the next one goes on. `reachable` is called once, at the right moment.
+        the next one goes on. `reachable` is called once, at the right moment. With `dry_run`, say what would be done.
         """
-        return await chunks_collection.collect(self._catalog, reachable, minimum_live_share)
+        return await chunks_collection.collect(self._catalog, reachable, minimum_live_share, dry_run=dry_run)
 
     async def store_time_s(self) -> float:
         """Return the time by the store's clock, with which alone the times of its objects may be compared."""

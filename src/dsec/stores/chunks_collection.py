@@ -26,7 +26,9 @@ class _Swept:
     damaged: tuple[str, ...] = ()
 
 
-async def collect(catalog: Catalog, reachable: Reachable, minimum_live_share: float) -> CollectionReport:
+async def collect(
+    catalog: Catalog, reachable: Reachable, minimum_live_share: float, *, dry_run: bool = False
+) -> CollectionReport:
     """Sweep what was doomed long enough ago, then doom what is hardly needed."""
     await catalog.refresh()
     now_s = await store_time(catalog)
@@ -34,14 +36,18 @@ async def collect(catalog: Catalog, reachable: Reachable, minimum_live_share: fl
     packs = {info.key.removeprefix(PACKS): info async for info in catalog.store.list(PACKS)}
     due = [pack for pack, since_s in sorted(tombstones.items()) if now_s - since_s >= catalog.grace_s]
     live = await reachable()  # Not before the tombstones' age is known: invariant 3 of the format.
-    swept = await _sweep(catalog, due, live)
+    if dry_run:
+        sizes = [packs[pack].size_bytes for pack in due if pack in packs]
+        swept = _Swept(deleted=len(sizes), freed_bytes=sum(sizes))
+    else:
+        swept = await _sweep(catalog, due, live)
     old = {
         pack: info.size_bytes
         for pack, info in packs.items()
         if pack not in tombstones and now_s - info.modified_at_s >= catalog.grace_s
     }
     condemned = await _condemned(catalog, old, live, minimum_live_share)
-    for pack in condemned:
+    for pack in condemned if not dry_run else ():
         await catalog.doom(pack)
     return CollectionReport(
         packs=len(packs),

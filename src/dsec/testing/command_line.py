@@ -84,11 +84,13 @@ class Dsec:
 @asynccontextmanager
 async def _served(socket_path: Path, runtime: MemoryRuntime) -> AsyncIterator[Node]:
     layers = MemoryWritableLayers(runtime.contents, runtime.quotas)
+    images = MemoryImages()
+    images.contents = runtime.contents
     parts = NodeParts(
         node_id="n0de1",
         runtime=runtime,
         layers=layers,
-        images=MemoryImages(),
+        images=images,
         journal=MemoryJournal(),
         host=RoomyHost(),
     )
