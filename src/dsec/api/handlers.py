@@ -21,6 +21,7 @@ from dsec.api.routes import METADATA_PREFIX, EventsQuery
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError
 from dsec.model.sandbox import SandboxFilter
 from dsec.model.state import JobAction
+from dsec.service.fleet import FleetService, HasFleet
 from dsec.service.migration import ID_LENGTH, PREFIX, MigrationOffer
 from dsec.service.peers import HasPeerSide, Peer
 from dsec.service.pools import HasPools, PoolService
@@ -262,6 +263,24 @@ async def upload(call: Call) -> None:
     await call.service.upload(call.sandbox_id, call.query.path, call.body, user=call.query.user)
 
 
+def _fleet(call: Call) -> FleetService:
+    if not isinstance(call.service, HasFleet):
+        raise CapabilityMissingError("this service has no peers", resolution="talk to a node")
+    return call.service.fleet
+
+
+async def fleet(call: Call) -> object:
+    return await _fleet(call).look()
+
+
+def drain(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object]]:
+    return _fleet(call).drain(call.body)
+
+
+async def undo_drain(call: Call) -> None:
+    await _fleet(call).undo_drain()
+
+
 def _side(call: Call) -> Peer:
     if not isinstance(call.service, HasPeerSide):
         raise CapabilityMissingError("this service takes no sandboxes of peers", resolution="talk to a node")
@@ -373,6 +392,7 @@ VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
             make_directory, move_file, upload, list_pools, set_pool, remove_pool, events,
             checkpoint, list_checkpoints, remove_checkpoint, fork, snapshot, list_snapshots, restore, remove_snapshot,
             pack, migrate, fingerprint, list_jobs,
+            fleet, undo_drain,
             peer_hello, peer_view, peer_offer, peer_status, peer_round, peer_commit, peer_release, peer_abort,
         )
     },
@@ -384,6 +404,7 @@ EVENT_HANDLERS: Mapping[str, Callable[[Call], AbstractAsyncContextManager[AsyncI
     "watch_files": watch_files,
     "pause_job": pause_job,
     "resume_job": resume_job,
+    "drain": drain,
 }
 
 

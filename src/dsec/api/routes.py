@@ -17,6 +17,7 @@ from dsec.api.wire import invalid_body
 from dsec.model.capability import CapabilityReport
 from dsec.model.event import NodeEvent
 from dsec.model.files import FileInfo
+from dsec.model.fleet import DrainRequest, FleetInfo
 from dsec.model.image import ImageInfo
 from dsec.model.node import NodeInfo
 from dsec.model.pool import PoolInfo
@@ -337,6 +338,12 @@ _TABLE: tuple[Route, ...] = (
     Route(name="resume_job", method="POST", path=_JOB + "/resume",
           summary="Resume every sandbox of a job; progress comes first, the report last.",
           result=wire.JobStreamEvent, result_carry=_EVENTS, deadline_s=TRANSFER_S),
+    Route(name="fleet", method="GET", path="/v1/fleet", summary="Say how this node and its peers are.",
+          result=FleetInfo),
+    Route(name="drain", method="POST", path="/v1/fleet/drain",
+          summary="Take no more sandboxes and move all to peers; progress comes first, the report last.",
+          body=DrainRequest, result=wire.DrainStreamEvent, result_carry=_EVENTS, deadline_s=STREAM_S),
+    Route(name="undo_drain", method="DELETE", path="/v1/fleet/drain", summary="Take sandboxes again.", status=204),
     Route(name="peer_hello", method="POST", path="/v1/peer/hello",
           summary="Prove to know the peers' secret, and let the caller do so.", body=Hello, result=HelloAnswer,
           public=True),

@@ -17,6 +17,7 @@ import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError, SandboxMovedError, error_from_code, error_types
 from dsec.model.files import FileChange
+from dsec.model.fleet import DrainProgress, DrainReport
 from dsec.model.pool import PoolChange
 from dsec.model.process import (
     CommandRequest,
@@ -123,6 +124,7 @@ class WatchingEvent(Value, frozen=True, tag="watching"):
 CommandEvent = StartedEvent | OutputEvent | ExitEvent | ErrorEvent
 WatchEvent = WatchingEvent | ChangeEvent | ErrorEvent
 JobStreamEvent = JobProgress | JobReport | ErrorEvent
+DrainStreamEvent = DrainProgress | DrainReport | ErrorEvent
 
 
 class StartControl(Value, frozen=True, tag="start"):

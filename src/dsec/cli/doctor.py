@@ -33,11 +33,17 @@ def doctor(options: Options, ctx: click.Context, as_json: bool) -> None:
     Everything is tried, not looked up: small file systems are mounted, processes frozen and killed, out of sight and
     without a trace. Exits with 0 when sandboxes can run here, else with 69.
     """
+    import msgspec
+
     from dsec.base.errors import CapabilityMissingError
     from dsec.cli.host_checks import can_run, checks, run_checks
     from dsec.cli.output import print_json
+    from dsec.cli.peer_checks import peer_checks
+    from dsec.cli.settings import load
 
-    results = run_checks(checks(options.state_dir), as_root=os.geteuid() == 0)
+    loaded = load(options)
+    settings = msgspec.structs.replace(loaded.settings, state_dir=str(loaded.state_dir))
+    results = run_checks((*checks(loaded.state_dir), *peer_checks(settings)), as_root=os.geteuid() == 0)
     if as_json:
         print_json(report(results))
     else:

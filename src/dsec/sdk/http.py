@@ -57,6 +57,7 @@ CHUNK_BYTES = 1 << 20
 _STREAM_HEADERS = f"accept: {wire.MSGPACK}, */*\r\n".encode()
 OCTETS_HEADERS = _STREAM_HEADERS + f"content-type: {wire.OCTETS}\r\n".encode()
 """Headers of a request whose body is bytes."""
+_VALUE_HEADERS = _STREAM_HEADERS + f"content-type: {wire.MSGPACK}\r\n".encode()
 
 _REPEATABLE = frozenset({"create", "restore", "pause", "resume", "stop", "end_processes", "wait_process"})
 """POST operations that may be sent again: doing them twice is doing them once. GET, PUT and DELETE are by nature."""
@@ -106,7 +107,7 @@ class HttpService:
         request = StreamRequest(
             method=route.method,
             target=route.target(query, **path),
-            headers=_STREAM_HEADERS if content is None else OCTETS_HEADERS,
+            headers=_headers(route, content),
             content=content,
             timeout_s=route.deadline_s + ANSWER_SLACK_S,
         )
@@ -374,6 +375,12 @@ class HttpService:
 
     async def aclose(self) -> None:
         self._links.close()
+
+
+def _headers(route: Route, content: AsyncIterable[bytes] | bytes | None) -> bytes:
+    if content is None:
+        return _STREAM_HEADERS
+    return OCTETS_HEADERS if route.body is None else _VALUE_HEADERS
 
 
 def _made(body: Any) -> str | None:

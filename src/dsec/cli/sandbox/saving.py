@@ -11,7 +11,7 @@ from dsec.base.errors import StateMismatchError
 from dsec.base.units import format_size
 from dsec.cli.context import Options, pass_options
 from dsec.cli.output import age, console, note, print_json, printable
-from dsec.cli.parameters import id_parameters, json_option, one_id, pairs_option
+from dsec.cli.parameters import duration, id_parameters, json_option, one_id, pairs_option
 from dsec.model.state import (
     CheckpointInfo,
     CheckpointRequest,
@@ -178,16 +178,40 @@ def pack(
 @click.command(name="migrate")
 @id_parameters
 @click.option("--to", "node", required=True, metavar="NODE", help="Id or URL of one of the node's peers.")
+@click.option("--downtime", type=duration, default="200ms", show_default=True, help="Aim at standing still no longer.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=MigrationRequest(node="").maximum_rounds,
+    show_default=True,
+    help="Copies at most while it runs.",
+)
 @json_option
 @pass_options
-def migrate(options: Options, id_option: str | None, id_argument: str | None, node: str, as_json: bool) -> None:
-    """Move a sandbox to another node; on failure it goes on where it is."""
-    sandbox_id, request = one_id(id_option, id_argument), MigrationRequest(node=node)
+def migrate(
+    options: Options,
+    id_option: str | None,
+    id_argument: str | None,
+    node: str,
+    downtime: float,
+    rounds: int,
+    as_json: bool,
+) -> None:
+    """Move a sandbox to another node; on failure it goes on where it is.
+
+    Its files and checkpoints are copied while it runs; then its processes end here and it begins anew there.
+    """
+    sandbox_id = one_id(id_option, id_argument)
+    request = MigrationRequest(node=node, maximum_rounds=rounds, downtime_s=downtime)
+    if not as_json:
+        note(f"moving {sandbox_id} to {node}")
     report = options.run(lambda service: state_of(service).migrate(sandbox_id, request))
     if as_json:
         print_json(report)
-    else:
-        note(f"{sandbox_id} is on {report.target}; it stood still for {report.downtime_s * 1000:.0f} ms")
+        return
+    copied = " + ".join(format_size(size) for size in report.copied_bytes)
+    note(f"{report.rounds} rounds in {report.duration_s:.2f} s: {copied}")
+    note(f"{sandbox_id} is on {report.target}; it stood still for {report.downtime_s * 1000:.0f} ms")
 
 
 @click.command(name="fingerprint")

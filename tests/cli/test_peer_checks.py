@@ -1,0 +1,46 @@
+"""`dsec doctor` calls each peer as the node would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+
+from dsec.cli.peer_checks import peer_checks
+from dsec.node.settings import NodeSettings
+from dsec.testing.http_fleet import SECRET, free_ports, http_fleet
+
+pytestmark = pytest.mark.anyio
+
+
+def settings(directory: Path, peers: str) -> NodeSettings:
+    return NodeSettings(state_dir=str(directory), peers=peers)
+
+
+def test_without_peers_there_are_no_rows(tmp_path: Path) -> None:
+    assert peer_checks(settings(tmp_path, "")) == []
+
+
+def test_a_peer_that_does_not_answer_is_missing(tmp_path: Path) -> None:
+    (check,) = peer_checks(settings(tmp_path, f"bbbbb=http://127.0.0.1:{free_ports(1)[0]}"))
+    finding = check.probe()
+    assert (finding.present, check.name) == (False, "peer_bbbbb")
+    assert "peer-token" in finding.seen
+    assert "openssl" in finding.resolution
+    (tmp_path / "peer-token").touch(0o600)
+    (tmp_path / "peer-token").write_bytes(SECRET)
+    assert "no server answers" in check.probe().seen
+
+
+@pytest.mark.slow
+async def test_a_peer_that_answers_says_how_it_is_and_the_node_itself_is_no_peer(tmp_path: Path) -> None:
+    (tmp_path / "node.id").write_text("nadea\n")
+    async with http_fleet(tmp_path, "nadeb") as fleet:
+        listed = f"nadea=http://127.0.0.1:1,nadeb={fleet['nadeb'].url}"
+        (check,) = peer_checks(settings(tmp_path, listed))
+        finding = await anyio.to_thread.run_sync(check.probe)
+        assert finding.present
+        assert finding.seen.startswith("accepting, 0 sandboxes, load ")
+        (wrong,) = peer_checks(settings(tmp_path, f"other={fleet['nadeb'].url}".replace("other", "ather")))
+        assert "nadeb" in (await anyio.to_thread.run_sync(wrong.probe)).seen
