@@ -316,3 +316,37 @@ async def _pause_job(service: SandboxService) -> JobReport:
             if isinstance(event, JobReport):
                 return event
     raise AssertionError("no report came")
+
+
+KILLED_AT = (20, 150, 300, 350, 400, 450, 500, 600, 1000)
+"""Lines of the node's own code, from the first request of a pause on; the last ones are after it."""
+
+
+async def test_a_node_killed_at_many_lines_of_a_pause_leaves_a_guest_that_is_whole(
+    make_node: Callable[..., NodeProcess], state_dir: Path
+) -> None:
+    """One guest, and one node after another that dies at a line of its pause, the next some lines later."""
+    first = make_node()
+    async with first.service() as service:
+        await create(service)
+        process = (await service.start_process(BOX, CommandRequest(argv=HOLDER.argv, keep_stdin_open=True))).process_id
+        await until(lambda: _holds(service))
+    first.kill()
+    node, found = NodeProcess(state_dir), set()
+    for asked, lines in enumerate((*KILLED_AT, None), 1):
+        assert node.start(die_after_lines=lines)
+        async with node.service() as service:
+            found.add((await service.inspect(BOX)).state)
+            async with service.attach(BOX, process) as stream:
+                await stream.write(b"\n")
+                said = b""
+                while said.count(SUM) < asked:  # An attachment begins with what was said before.
+                    said += await line(stream)
+            if lines is None:
+                await service.remove(BOX)
+                break
+            node.arm()
+            await _pause_or_die(service)
+        node.kill()
+    node.kill()
+    assert found == {SandboxState.READY, SandboxState.PAUSED}
