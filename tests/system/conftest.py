@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,19 @@ def state_dir(image_root: Path) -> Iterator[Path]:
 
     Each test has its own, so that what one leaves when it fails is not taken for the next one's.
     """
+    with _made_state_dir(image_root) as state:
+        yield state
+
+
+@pytest.fixture
+def other_state_dir(image_root: Path) -> Iterator[Path]:
+    """A second one, for a node beside the first."""
+    with _made_state_dir(image_root) as state:
+        yield state
+
+
+@contextmanager
+def _made_state_dir(image_root: Path) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     top = Path(tempfile.mkdtemp(prefix="dsec-"))
