@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from dsec.node.node import Node
+from dsec.node.state import snapshots
 from dsec.service.port import SandboxService
 from dsec.testing.crash_points import settle
 from dsec.testing.faults import Faults, check_no_leak
@@ -20,14 +21,14 @@ from dsec.testing.forest_machine import ForestMachine
 from dsec.testing.forest_model import Files
 from dsec.testing.memory_node import MemoryHost
 
+LONGEST_CHAIN = 2
 EXAMPLES = int(os.environ.get("DSEC_TEST_EXAMPLES", "60"))
 
 
 class MemoryGround:
     """A host in memory."""
 
-    image = "python"
-    initial: Files = {}
+    images: Mapping[str, Files] = {"python": {}}
 
     def __init__(self) -> None:
         self.host = MemoryHost()
@@ -60,6 +61,12 @@ class MemoryGround:
 
     def close(self) -> None:
         """It is memory."""
+
+
+@pytest.fixture(autouse=True)
+def short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let chains of snapshots be long soon, so that they are merged."""
+    monkeypatch.setattr(snapshots, "MERGE_DEPTH", LONGEST_CHAIN)
 
 
 class Machine(ForestMachine):

@@ -324,7 +324,7 @@ async def test_a_kill_at_any_step_leaves_a_whole_snapshot_or_none() -> None:
             next_one = await node.state.snapshot(BOX)
             assert next_one.parent is not None
             assert await restored(node, next_one, "/tmp/y") == b"after"
-            assert len(await node.state.list_checkpoints(BOX)) <= 2
+            assert len(await node.state.list_checkpoints(BOX)) == 1, "a checkpoint that came to nothing has to go"
             await check_no_leak(host, node)
         if not was_killed:
             break

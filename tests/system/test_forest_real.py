@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from dsec.model.process import CommandRequest
 from dsec.node.builder import open_node
+from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
 from dsec.service.port import SandboxService
 from dsec.testing.forest_machine import HOME, NUMBER, ForestMachine
@@ -44,8 +45,7 @@ IN_IMAGE: Files = {
 class RealGround:
     """A state directory."""
 
-    image = IMAGE
-    initial = IN_IMAGE
+    images: Mapping[str, Files] = {IMAGE: IN_IMAGE, "guest": {}}
     is_dead = False
 
     def __init__(self, state_dir: Path) -> None:
@@ -56,11 +56,19 @@ class RealGround:
     async def node(self) -> AsyncIterator[SandboxService]:
         async with open_node(NodeSettings(state_dir=str(self._state_dir))) as node:
             if self._is_new:
-                # An example that failed leaves its forest.
-                for info in await node.list(EVERY):
-                    await node.remove(info.sandbox_id)
+                await self._clear(node)
             self._is_new = False
             yield node
+
+    async def _clear(self, node: Node) -> None:
+        """Remove what an earlier example left: all that it had if it failed, and else its snapshots and images."""
+        for info in await node.list(EVERY):
+            await node.remove(info.sandbox_id)
+        for snapshot in await node.state.list_snapshots():
+            await node.state.remove_snapshot(snapshot.snapshot_id)
+        for image in await node.images():
+            if image.name.removesuffix(":latest") not in self.images:
+                node._core.parts.images.remove(image.name)
 
     def arm(self, step: int) -> None:
         """It is not killed here: `test_step_kills` does that, from outside."""

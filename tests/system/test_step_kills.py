@@ -13,7 +13,7 @@ import random
 import re
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -50,6 +50,7 @@ def content(text: bytes) -> Files:
     return {"f": ("file", 0o644, text)}
 
 
+IMAGES: Mapping[str, Files] = {"guest": {}}
 EMPTY = Box(files={}, clean={})
 BRANCHED = replace(
     replace(replace(EMPTY, files=content(b"one")).saved("one"), files=content(b"two")).saved("two"),
@@ -58,9 +59,8 @@ BRANCHED = replace(
 PAUSED = BRANCHED.in_state(SandboxState.PAUSED)
 
 
-def forest(box: Box | None, **others: Box) -> Forest:
-    boxes = {name.replace("_", "-"): each for name, each in others.items()}
-    return Forest(boxes if box is None else {BOX: box, **boxes})
+def forest(box: Box | None) -> Forest:
+    return Forest({} if box is None else {BOX: box}, images=IMAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def fork(checkpoint: str | None) -> Act:
 
 
 def with_children(key: str | None) -> Forest:
-    return Forest({BOX: BRANCHED, **dict.fromkeys(CHILDREN, BRANCHED.child(key))})
+    return forest(BRANCHED).having(dict.fromkeys(CHILDREN, BRANCHED.child(key)))
 
 
 CASES = [

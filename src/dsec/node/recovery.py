@@ -21,6 +21,7 @@ from dsec.node.lifetimes import Lifetimes
 from dsec.node.processes import take_over
 from dsec.node.rollback import complete, make_layer, next_generation
 from dsec.node.sandbox import Generation, Sandbox, instance_name, instance_of
+from dsec.node.state import checkpoints
 from dsec.node.state.migration_recovery import MigrationRecovery
 from dsec.node.state.pausing import give_back_later
 from dsec.runtimes.port import Instance
@@ -68,6 +69,8 @@ class Recovery:
                 await self._recover(record, sandboxes.get(record.sandbox_id))
             elif _is_waste(record, pools) or not await self._adopt_berth(record):
                 await parts.journal.exchange(erased=record.sandbox_id)
+        for sandbox in sandboxes.values():
+            await self._drop_unfinished(sandbox)
         await self._discard_unclaimed()
         await self._migrations.forget_void()
         self.pools = content.pools
@@ -117,6 +120,15 @@ class Recovery:
             else:
                 self._adopt_saved(sandbox)
         return sandboxes
+
+    async def _drop_unfinished(self, sandbox: Sandbox) -> None:
+        """Remove checkpoints that were made for snapshots of which nothing is known to have come: nobody else would."""
+        for record in list(sandbox.checkpoints.values()):
+            if record.automatic and not record.snapshot:
+                try:
+                    await checkpoints.remove(self._core, sandbox, record.checkpoint_id)
+                except DsecError as error:
+                    _log.error("checkpoint_not_removed", checkpoint_id=record.checkpoint_id, error=str(error))
 
     async def _recover(self, record: SandboxRecord, sandbox: Sandbox | None) -> None:
         if sandbox is None:

@@ -12,7 +12,7 @@ everything that was done since; then all is removed, and nothing may be left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dsec.base.errors import AlreadyExistsError, CallerError, DsecError, InvalidStateError, SnapshotNotFoundError
 from dsec.model.sandbox import SandboxSpec, SandboxState
-from dsec.model.state import CheckpointRequest, ForkRequest
+from dsec.model.state import CheckpointRequest, ForkRequest, PackRequest, RestoreRequest, SnapshotRequest
 from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
 from dsec.testing.faults import Killed
@@ -43,6 +43,7 @@ T = TypeVar("T")
 Call = Callable[[SandboxService], Awaitable[T]]
 HOME = "/home/user"
 MOST_BOXES = 5
+MOST_PACKED = 2
 PATHS = st.sampled_from(["a", "b", "d", "d/a", "d/e", "d/e/a", "image", "image/one", "image/sub", "image/sub/two"])
 CONTENTS = st.sampled_from([b"", b"x", b"yy", b"z" * 5000])
 NAMES = st.sampled_from(["", "", "p", "q", "r"])
@@ -54,13 +55,11 @@ class Ground(Protocol):
     """What a node stands on; it outlives every node.
 
     Attributes:
-        image: what sandboxes are made from.
-        initial: what the image holds below `HOME`.
+        images: by name, what each holds below `HOME`.
         is_dead: the node was killed.
     """
 
-    image: str
-    initial: Files
+    images: Mapping[str, Files]
     is_dead: bool
 
     def node(self) -> AbstractAsyncContextManager[SandboxService]:
@@ -91,7 +90,7 @@ class ForestMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ground = type(self).make_ground()
-        self.forest = Forest()
+        self.forest = Forest(images=self.ground.images)
         self.made = 0
         self._is_broken = True
         self._armed = 0
@@ -250,12 +249,13 @@ class ForestMachine(RuleBasedStateMachine):
     # -- rules --------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.forest.boxes) < MOST_BOXES)
-    @rule()
-    def create(self) -> None:
+    @rule(which=NUMBER)
+    def create(self, which: int) -> None:
         (name,) = self._new_names(1)
-        spec = SandboxSpec(image=self.ground.image, workdir=HOME)
-        born = Box(files=self.ground.initial, clean=self.ground.initial)
-        self.do(f"create {name}", lambda s: s.create(spec, sandbox_id=name), self.forest.having({name: born}))
+        image, files = list(self.forest.images.items())[which % len(self.forest.images)]
+        spec = SandboxSpec(image=image, workdir=HOME)
+        after = self.forest.having({name: Box(files=files, clean=files)})
+        self.do(f"create {name} from {image}", lambda s: s.create(spec, sandbox_id=name), after)
 
     def _edit(self, who: int, what: str, change: Callable[[Files], Files], call: Callable[[str], Call[Any]]) -> None:
         if (chosen := self._live(who)) is None:
@@ -309,7 +309,7 @@ class ForestMachine(RuleBasedStateMachine):
 
     def may_move(self, source: str) -> bool:
         """A directory of the image cannot be renamed: the kernel says EXDEV, as for any program inside."""
-        return self.ground.initial.get(source, ("",))[0] != "directory"
+        return not any(files.get(source, ("",))[0] == "directory" for files in self.forest.images.values())
 
     @rule(who=NUMBER, label=NAMES)
     def checkpoint(self, who: int, label: str) -> None:
@@ -380,6 +380,59 @@ class ForestMachine(RuleBasedStateMachine):
         request = ForkRequest(count=count, sandbox_ids=tuple(names), checkpoint=key)
         self.do(f"{name}: fork {names} from {key}", lambda s: state_of(s).fork(name, request), after)
 
+    @rule(who=NUMBER, which=NUMBER)
+    def snapshot(self, who: int, which: int) -> None:
+        """Make a checkpoint durable, or the present state: that one's checkpoint nobody can name beforehand."""
+        if (chosen := self._live(who)) is None:
+            return
+        name, box = chosen
+        choices = [*([] if self._armed else [None]), *box.points]
+        if not choices:
+            return
+        key = choices[which % len(choices)]
+        self.made += 1
+        label = f"s{self.made}"
+        request = SnapshotRequest(checkpoint=key, name=label)
+        files = box.files if key is None else box.points[key].files
+        after = self.forest.with_snapshot(label, files)
+        self.do(f"{name}: snapshot {label} of {key}", lambda s: state_of(s).snapshot(name, request), after)
+        if key is None:
+            self.forest = after.having({name: box.saved_for_snapshot(self._newest_checkpoint(name))})
+
+    def _newest_checkpoint(self, name: str) -> str:
+        listed = self._runner.run(_await(state_of(self.service).list_checkpoints(name)))
+        return next(info.checkpoint_id for info in listed if info.is_current)
+
+    @precondition(lambda self: self.forest.snapshots and len(self.forest.boxes) < MOST_BOXES)
+    @rule(which=NUMBER)
+    def restore(self, which: int) -> None:
+        label, files = list(self.forest.snapshots.items())[which % len(self.forest.snapshots)]
+        (name,) = self._new_names(1)
+        request = RestoreRequest(sandbox_id=name)
+        after = self.forest.having({name: Box(files=files, clean=files)})
+        self.do(f"{name}: restore {label}", lambda s: state_of(s).restore(label, request), after)
+
+    @precondition(lambda self: self.forest.snapshots)
+    @rule(which=NUMBER)
+    def remove_snapshot(self, which: int) -> None:
+        label = list(self.forest.snapshots)[which % len(self.forest.snapshots)]
+        after = self.forest.without_snapshot(label)
+        self.do(f"remove snapshot {label}", lambda s: state_of(s).remove_snapshot(label), after)
+
+    @precondition(lambda self: len(self.forest.images) < len(self.ground.images) + MOST_PACKED)
+    @rule(who=NUMBER, which=NUMBER)
+    def pack(self, who: int, which: int) -> None:
+        if (chosen := self._live(who)) is None:
+            return
+        name, box = chosen
+        choices = [None, *box.points]
+        key = choices[which % len(choices)]
+        self.made += 1
+        image = f"packed{self.made}"
+        request = PackRequest(name=image, checkpoint=key)
+        after = self.forest.with_image(image, box.files if key is None else box.points[key].files)
+        self.do(f"{name}: pack {image} of {key}", lambda s: state_of(s).pack(name, request), after)
+
     @rule(who=NUMBER)
     def pause(self, who: int) -> None:
         if (chosen := self._live(who)) is None:
@@ -447,3 +500,7 @@ class ForestMachine(RuleBasedStateMachine):
 
         with self._checking():
             self._runner.run(check())
+
+
+async def _await(result: Awaitable[T]) -> T:
+    return await result

@@ -98,6 +98,7 @@ class Point:
 
     files: Files = field(repr=False)
     parent: str | None
+    is_for_snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,15 @@ class Box:
     def saved(self, key: str) -> Box:
         return replace(self, points={**self.points, key: Point(files=self.files, parent=self.current)}, current=key)
 
+    def saved_for_snapshot(self, key: str) -> Box:
+        """Save for a snapshot: the checkpoint of the last one goes."""
+        box = self.saved(key)
+        point = replace(box.points[key], is_for_snapshot=True)
+        for name in [name for name, each in self.points.items() if each.is_for_snapshot]:
+            box = box.without(name)
+        parent = box.points[key].parent
+        return replace(box, points={**box.points, key: replace(point, parent=parent)})
+
     def without(self, key: str) -> Box:
         """Forget a checkpoint; what began from it begins from its parent."""
         heir = self.points[key].parent
@@ -152,10 +162,21 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """What an onlooker sees of a node: its sandboxes, and the names of snapshots and images."""
+
+    boxes: Mapping[str, Shown]
+    snapshots: frozenset[str] = frozenset()
+    images: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Forest:
-    """All sandboxes of a node."""
+    """All sandboxes of a node, the snapshots in its store, and its images with what they hold."""
 
     boxes: Mapping[str, Box] = field(default_factory=dict)
+    snapshots: Mapping[str, Files] = field(default_factory=dict, repr=False)
+    images: Mapping[str, Files] = field(default_factory=dict, repr=False)
 
     def having(self, boxes: Mapping[str, Box]) -> Forest:
         return replace(self, boxes={**self.boxes, **boxes})
@@ -163,15 +184,25 @@ class Forest:
     def without(self, name: str) -> Forest:
         return replace(self, boxes={key: box for key, box in self.boxes.items() if key != name})
 
-    def shown(self) -> dict[str, Shown]:
-        return {name: box.shown() for name, box in self.boxes.items()}
+    def with_snapshot(self, name: str, files: Files) -> Forest:
+        return replace(self, snapshots={**self.snapshots, name: files})
+
+    def without_snapshot(self, name: str) -> Forest:
+        return replace(self, snapshots={key: files for key, files in self.snapshots.items() if key != name})
+
+    def with_image(self, name: str, files: Files) -> Forest:
+        return replace(self, images={**self.images, name: files})
+
+    def shown(self) -> Sight:
+        boxes = {name: box.shown() for name, box in self.boxes.items()}
+        return Sight(boxes, frozenset(self.snapshots), frozenset(self.images))
 
 
 # -- what a node shows ------------------------------------------------------------------------------------------------
 
 
-async def look(service: SandboxService, home: str) -> dict[str, Shown]:
-    """Look at every sandbox of a node, and wake none."""
+async def look(service: SandboxService, home: str) -> Sight:
+    """Look at everything that a node has, and wake no sandbox."""
     seen: dict[str, Shown] = {}
     for info in await service.list(EVERY):
         points = (
@@ -182,7 +213,8 @@ async def look(service: SandboxService, home: str) -> dict[str, Shown]:
         current = next((keys[each.checkpoint_id] for each in points if each.is_current), None)
         files = await files_of(service, info.sandbox_id, home) if info.state is SandboxState.READY else None
         seen[info.sandbox_id] = (info.state, info.generation, tree, current, files)
-    return seen
+    snapshots = frozenset(info.name for info in await state_of(service).list_snapshots())
+    return Sight(seen, snapshots, frozenset(info.name.removesuffix(":latest") for info in await service.images()))
 
 
 async def files_of(service: SandboxService, sandbox_id: str, home: str) -> Files:
@@ -206,10 +238,15 @@ def link(target: str) -> Entry:
 _PARTS = ("state", "generation", "checkpoints", "current", "files")
 
 
-def differing(shown: Mapping[str, Shown], expected: Mapping[str, Shown]) -> str:
+def differing(shown: Sight, expected: Sight) -> str:
     """Say in which parts of which sandboxes what is shown is not what must be; empty when it is."""
-    lines = [f"there: {sorted(shown)}, expected: {sorted(expected)}"] if shown.keys() != expected.keys() else []
-    for name in sorted(shown.keys() & expected.keys()):
-        pairs = zip(_PARTS, shown[name], expected[name], strict=True)
-        lines += [f"{name}: {part}: {seen}, expected: {wanted}" for part, seen, wanted in pairs if seen != wanted]
+    pairs = [
+        ("sandboxes", shown.boxes.keys(), expected.boxes.keys()),
+        ("snapshots", shown.snapshots, expected.snapshots),
+        ("images", shown.images, expected.images),
+    ]
+    lines = [f"{what}: {sorted(seen)}, expected: {sorted(wanted)}" for what, seen, wanted in pairs if seen != wanted]
+    for name in sorted(shown.boxes.keys() & expected.boxes.keys()):
+        parts = zip(_PARTS, shown.boxes[name], expected.boxes[name], strict=True)
+        lines += [f"{name}: {part}: {seen}, expected: {wanted}" for part, seen, wanted in parts if seen != wanted]
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 Order: a checkpoint is made, or one is taken that there is; while its layer is held, the store is given what it has not
 yet, and the snapshot exists with the last object that is put; then the journal is told which snapshot the checkpoint
 became. Commands run on all the time, but for the freeze of the checkpoint. A node that is killed leaves no snapshot or
-the whole one; a checkpoint that it had made for this stays, and is the next one's base only if the journal says so.
+the whole one; a checkpoint that it had made for this stays only if the journal says that it became one.
 
 **The base.** What travels is the difference to the closest frozen layer that already is a snapshot: a checkpoint that
 the saved state began from, further up its tree, or the clean state of a sandbox that was restored or forked. Without
