@@ -11,12 +11,16 @@ from dsec.base.errors import (
     AlreadyExistsError,
     InvalidRequestError,
     InvalidStateError,
+    MigrationFailedError,
     NodeUnavailableError,
     SandboxMovedError,
 )
+from dsec.lifecycle.migration import Verdict
 from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.model.state import CheckpointRequest, ForkRequest, MigrationReport, MigrationRequest
 from dsec.node.node import Node
+from dsec.node.state import migration_source
+from dsec.service.migration import MigrationCommit
 from dsec.testing.crash_points import seen, settle
 from dsec.testing.faults import check_no_leak
 from dsec.testing.fleet import Fleet, fleet_of
@@ -187,6 +191,54 @@ async def test_requests_that_come_during_the_pause_wait_and_are_answered_by_who_
     assert await read(there) == b"late"
 
 
+async def test_what_was_acknowledged_during_the_migration_is_on_the_target(
+    fleet: Fleet, here: Node, there: Node
+) -> None:
+    await branched(here)
+    acknowledged: list[int] = []
+
+    async def write() -> None:
+        number = 0
+        while True:
+            number += 1
+            try:
+                await here.write_file(BOX, "counter", b"%d" % number)
+            except SandboxMovedError:
+                return
+            acknowledged.append(number)
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(write)
+        await move(here)
+    assert len(acknowledged) > 5
+    assert await read(there, "counter") == b"%d" % acknowledged[-1]
+
+
+async def test_a_long_upload_keeps_its_sandbox_where_it_is(
+    fleet: Fleet, here: Node, there: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await branched(here)
+    monkeypatch.setattr(migration_source, "WRITERS_S", 0.05)
+    begun, go_on = anyio.Event(), anyio.Event()
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"first "
+        begun.set()
+        await go_on.wait()
+        yield b"second"
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(here.write_file, BOX, "uploaded", content())
+        await begun.wait()
+        with pytest.raises(MigrationFailedError, match="written"):
+            await move(here)
+        go_on.set()
+    assert await read(here, "uploaded") == b"first second"
+    await settle()
+    assert not fleet.hosts[THERE].layers.names()
+
+
 async def test_destroying_what_is_on_its_way_destroys_it(fleet: Fleet, here: Node, there: Node) -> None:
     await branched(here)
     failures: list[BaseException] = []
@@ -237,9 +289,6 @@ async def test_a_source_that_falls_silent_costs_its_target_nothing(fleet: Fleet,
 
 
 async def test_messages_about_what_is_not_under_way_are_refused(there: Node) -> None:
-    from dsec.lifecycle.migration import Verdict
-    from dsec.service.migration import MigrationCommit
-
     with pytest.raises(InvalidStateError):
         await there.migrations.commit("mig-0123456789abcdef", MigrationCommit(rounds=0))
     await there.migrations.abort("mig-0123456789abcdef")

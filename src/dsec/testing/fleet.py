@@ -28,6 +28,7 @@ from dsec.service.migration import (
     RoundReceipt,
 )
 from dsec.service.peers import Peer
+from dsec.stores.memory import MemoryJournal
 from dsec.testing.faults import Faults, Killed
 from dsec.testing.memory_node import CountingBytes, MemoryHost
 
@@ -133,6 +134,8 @@ class Fleet:
         nodes: those that are alive.
         faults: of each node's present life.
         wire: the network.
+        deaths: at what steps nodes were killed.
+        restart_kill_at: step at which a node that is started again after a kill is killed, too; 0: at none.
     """
 
     group: anyio.abc.TaskGroup
@@ -140,7 +143,9 @@ class Fleet:
     nodes: dict[str, Node] = field(default_factory=dict)
     faults: dict[str, Faults] = field(default_factory=dict)
     wire: Wire = field(default_factory=Wire)
+    deaths: list[str] = field(default_factory=list)
     restart_kill_at: int = 0
+    _risen: dict[str, anyio.Event] = field(default_factory=dict)
     _ends: dict[str, anyio.Event] = field(default_factory=dict)
     _gone: dict[str, anyio.Event] = field(default_factory=dict)
 
@@ -175,25 +180,47 @@ class Fleet:
     def bury(self, name: str) -> None:
         """A node was killed: have the next one started."""
         self.nodes.pop(name, None)
-        self.group.start_soon(self.restart, name)
+        self.deaths.append(self.faults[name].struck)
+        self._risen[name] = anyio.Event()
+        self.group.start_soon(self._restart, name)
 
-    async def restart(self, name: str) -> Node:
-        """Start the next node of a host after a kill; it is killed on its way, too, and the third one lives."""
+    async def _restart(self, name: str) -> None:
+        """Start the next node of a host after a kill; it may be killed on its way, too, and the one after it lives."""
         await self.stop(name)
-        await self.start(name, kill_at=self.restart_kill_at or 1)
-        await self.stop(name)
-        node = await self.start(name)
-        assert node is not None
-        return node
+        if self.restart_kill_at:
+            await self.start(name, kill_at=self.restart_kill_at)
+            await self.stop(name)
+        assert await self.start(name) is not None
+        self._risen[name].set()
+
+    async def wait_alive(self) -> None:
+        """Wait until every node that was killed has a successor."""
+        for risen in tuple(self._risen.values()):
+            await risen.wait()
 
 
 @asynccontextmanager
-async def fleet_of(*names: str) -> AsyncIterator[Fleet]:
-    """Run a fleet."""
+async def fleet_of(*names: str, journals: Sequence[MemoryJournal] = ()) -> AsyncIterator[Fleet]:
+    """Run a fleet.
+
+    Args:
+        names: ids of the nodes.
+        journals: of each; empty: ordinary ones.
+    """
+    try:
+        async with _running(names, journals or [MemoryJournal() for _ in names]) as fleet:
+            yield fleet
+    except BaseExceptionGroup as wrapped:
+        # Nodes end by themselves: it is the block's own error in a wrapper.
+        raise wrapped.exceptions[0] from None
+
+
+@asynccontextmanager
+async def _running(names: Sequence[str], journals: Sequence[MemoryJournal]) -> AsyncIterator[Fleet]:
     async with anyio.create_task_group() as group:
         hosts = {
-            name: MemoryHost(node_id=name, random_bytes=CountingBytes(number * _IDS_EACH))
-            for number, name in enumerate(names)
+            name: MemoryHost(node_id=name, journal=journal, random_bytes=CountingBytes(number * _IDS_EACH))
+            for number, (name, journal) in enumerate(zip(names, journals, strict=True))
         }
         fleet = Fleet(group, hosts)
         for host in fleet.hosts.values():
