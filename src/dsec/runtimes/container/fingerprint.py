@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 
 from dsec.linux.ipc import sysv_objects
@@ -25,6 +26,9 @@ from dsec.runtimes.port import Fingerprint
 
 _MOST = 1000
 """Entries of each list that are looked at: no clean instance has as many."""
+_DYING_S = 0.5
+"""A process that dies takes microseconds, and much longer on a host where everybody waits for a processor."""
+_LOOK_AGAIN_S = 0.001
 _ROOT = "/"
 _IN_MEMORY = frozenset({"tmpfs", "mqueue"})
 _OWNER = re.compile(r"\b([ug]id)=([0-9]+)")
@@ -68,10 +72,30 @@ def count_processes(groups: Groups, instance_id: str) -> int | None:
     """Return how many processes of an instance are alive; None where nobody counts.
 
     The counter also counts what has ended and that its parent, whoever that became, has not yet waited for: one that
-    the runtime left behind when it made the init, for example. The list does not name those, but takes longer.
+    the runtime left behind when it made the init, for example. The list does not name those, but takes longer. It does
+    name what is about to end: that is given a moment, and counts if it stays, since a process whose first thread has
+    ended looks the same and lives.
     """
     number = groups.processes(instance_id)
-    return number if number is None or number <= 1 else len(groups.process_ids(instance_id, _MOST))
+    if number is None or number <= 1:
+        return number
+    ends_at = time.monotonic() + _DYING_S
+    while True:
+        found = groups.process_ids(instance_id, _MOST)
+        if len(found) <= 1 or not any(map(_is_dying, found)) or time.monotonic() >= ends_at:
+            return len(found)
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _is_dying(pid: int) -> bool:
+    """Whether a process has let go of its memory already (proc_pid_exe(5))."""
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _lines(path: str) -> list[str]:
