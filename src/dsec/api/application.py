@@ -23,6 +23,7 @@ from dsec.api import wire
 from dsec.api.body import RequestBody
 from dsec.api.guard import ClientGoneError, Guard, Receive, Send
 from dsec.api.handlers import EVENT_HANDLERS, OCTET_HANDLERS, VALUE_HANDLERS, Call, filter_of
+from dsec.api.patience import WAITING
 from dsec.api.peers import PeerGate, open_gate
 from dsec.api.protocol import DIRECT, Direct
 from dsec.api.refusal import Refusal
@@ -248,7 +249,7 @@ class Application:
         elif route.body_carry is not Carry.VALUE:
             call.body = RequestBody(receive, response.direct)
         watch = receive if route.ends_with_client and route.body_carry is Carry.VALUE else None
-        guard = Guard(deadline_of(route, call.body), watch)
+        guard = Guard(deadline_of(route, call.body), watch, call.paused_s if route.name in WAITING else None)
         if route.deadline_s == STREAM_S:
             self._endless.add(guard)
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from dsec.api.patience import Patience
 from dsec.base.errors import DeadlineExceededError, NodeUnavailableError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,15 +37,21 @@ class Guard:
     Args:
         deadline_s: seconds from entering.
         receive: the request's ASGI receive once its body was read, or None to go on without the client.
+        paused_s: tells how long the sandbox was paused that the operation waits for; that time is not counted
+            (`Patience`). None: all time is.
 
     Raises (on leaving):
         DeadlineExceededError, NodeUnavailableError: by the reason of the cancellation.
         ClientGoneError: the client went away.
     """
 
-    __slots__ = ("_deadline_s", "_reason", "_receive", "_scope", "_watcher")
+    __slots__ = ("_deadline_s", "_patience", "_paused_s", "_reason", "_receive", "_scope", "_watcher")
 
-    def __init__(self, deadline_s: float, receive: Receive | None) -> None:
+    def __init__(
+        self, deadline_s: float, receive: Receive | None, paused_s: Callable[[], Awaitable[float]] | None = None
+    ) -> None:
+        self._paused_s = paused_s
+        self._patience: Patience | None = None
         self._deadline_s = deadline_s
         self._receive = receive
         self._reason = _Reason.DEADLINE
@@ -52,7 +59,10 @@ class Guard:
         self._scope = anyio.CancelScope()
 
     def __enter__(self) -> Guard:
-        self._scope.deadline = anyio.current_time() + self._deadline_s
+        if self._paused_s is None:
+            self._scope.deadline = anyio.current_time() + self._deadline_s
+        else:
+            self._patience = Patience(self._deadline_s, self._paused_s, lambda: self._cancel(_Reason.DEADLINE))
         self._scope.__enter__()
         if self._receive is not None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch(self._receive))
@@ -63,6 +73,8 @@ class Guard:
     ) -> bool:
         if self._watcher is not None:
             self._watcher.cancel()
+        if self._patience is not None:
+            self._patience.close()
         swallowed = self._scope.__exit__(kind, error, trace)
         if self._scope.cancelled_caught:
             self._raise_reason()

@@ -42,6 +42,10 @@ class Call:
     gate: PeerGate | None = None
     peer: str = ""
 
+    async def paused_s(self) -> float:
+        """Return how long the sandbox was paused, all in all."""
+        return (await self.service.inspect(self.sandbox_id)).paused_s
+
     @property
     def sandbox_id(self) -> str:
         return self.path["sandbox_id"]

@@ -174,6 +174,7 @@ class SandboxInfo(Value, frozen=True):
         runtime: name of the runtime driver, such as ``crun``.
         parent: the sandbox it was forked from; empty: none.
         snapshot: the snapshot it was restored from; empty: none.
+        paused_s: how long it was paused, all in all.
     """
 
     sandbox_id: str
@@ -187,6 +188,7 @@ class SandboxInfo(Value, frozen=True):
     runtime: str = ""
     parent: str = ""
     snapshot: str = ""
+    paused_s: float = 0.0
 
 
 class SandboxStats(Value, frozen=True):

@@ -256,4 +256,5 @@ class Sandbox:
             runtime=runtime,
             parent=record.parent,
             snapshot=record.snapshot,
+            paused_s=now_boot_s - self.running_s(now_boot_s),
         )

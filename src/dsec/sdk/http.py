@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from dsec.api import wire
+from dsec.api.patience import WAITING
 from dsec.api.routes import METADATA_PREFIX, ROUTES, Route, deadline_of
 from dsec.base.errors import (
     DsecError,
@@ -87,6 +88,7 @@ class HttpService:
     ) -> Any:
         route = ROUTES[name]
         trail = self._links.trail(path.get("sandbox_id") or _made(body))
+        waits = name in WAITING
         while True:
             reply = await trail.link.unary.request(
                 route.method,
@@ -94,10 +96,14 @@ class HttpService:
                 None if route.body is None else encode_body(body),
                 repeatable=_is_repeatable(route, body),
                 timeout_s=deadline_of(route, body) + ANSWER_SLACK_S,
+                paused_s=(lambda: self._paused_s(path["sandbox_id"])) if waits else None,
             )
             if reply.status < 400:
                 return None if route.status == 204 else decode_answer(reply.body, kind or route.result)
             trail.follow(error_of(reply))
+
+    async def _paused_s(self, sandbox_id: str) -> float:
+        return (await self.inspect(sandbox_id)).paused_s
 
     @asynccontextmanager
     async def _stream(

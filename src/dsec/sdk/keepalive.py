@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from dsec.api.patience import Patience
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError, PlatformError, UnknownOutcomeError
 
 IDLE_S = 60.0
@@ -161,6 +163,20 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
+async def _exchange(
+    connection: _Connection, data: bytes, timeout_s: float, paused_s: Callable[[], Awaitable[float]] | None
+) -> Reply:
+    if paused_s is None:
+        async with asyncio.timeout(timeout_s):
+            return await connection.exchange(data)
+    async with asyncio.timeout(None) as limit:
+        patience = Patience(timeout_s, paused_s, lambda: limit.reschedule(asyncio.get_running_loop().time()))
+        try:
+            return await connection.exchange(data)
+        finally:
+            patience.close()
+
+
 class KeepAliveClient:
     """Unary requests to one server. Belongs to the event loop it is first used in."""
 
@@ -176,13 +192,21 @@ class KeepAliveClient:
         self._empty_head = self._head + b"content-length: 0\r\n\r\n"
 
     async def request(
-        self, method: str, target: str, body: bytes | None, *, repeatable: bool, timeout_s: float
+        self,
+        method: str,
+        target: str,
+        body: bytes | None,
+        *,
+        repeatable: bool,
+        timeout_s: float,
+        paused_s: Callable[[], Awaitable[float]] | None = None,
     ) -> Reply:
         """Send one request.
 
         Args:
             repeatable: the operation may be sent again when the connection is cut; it then is, once.
             timeout_s: seconds for the whole exchange.
+            paused_s: tells how long the sandbox was paused whose command is waited for; that time is not counted.
 
         Raises:
             NodeUnavailableError: the server cannot be reached, and nothing (or nothing that matters) was done.
@@ -192,8 +216,7 @@ class KeepAliveClient:
         for last_try in (not repeatable, True):
             connection = await self._connection()
             try:
-                async with asyncio.timeout(timeout_s):
-                    reply = await connection.exchange(data)
+                reply = await _exchange(connection, data, timeout_s, paused_s)
             except (_CutError, TimeoutError) as error:
                 if last_try or isinstance(error, TimeoutError):
                     raise self._cut(error, repeatable) from error
