@@ -163,16 +163,17 @@ def read_items(file: BinaryIO) -> Iterator[Item]:
 
 def _attributes(data: bytes) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
-    offset = 0
-    while offset < len(data):
-        if offset + _ATTRIBUTE.size > len(data):
-            raise StreamError("an attribute is cut off")
-        kind, length = _ATTRIBUTE.unpack_from(data, offset)
-        offset += _ATTRIBUTE.size
-        if offset + length > len(data):
-            raise StreamError("an attribute is longer than its command")
-        found[kind] = data[offset : offset + length]
-        offset += length
+    offset, size, unpack = 0, len(data), _ATTRIBUTE.unpack_from
+    try:
+        while offset < size:
+            kind, length = unpack(data, offset)
+            begin = offset + _ATTRIBUTE.size
+            offset = begin + length
+            found[kind] = data[begin:offset]
+    except struct.error as error:
+        raise StreamError("an attribute is cut off") from error
+    if offset != size:
+        raise StreamError("an attribute is longer than its command")
     return found
 
 

@@ -44,8 +44,9 @@ class OpenDirectory:
 
     def __init__(self, top_fd: int) -> None:
         self._top_fd = top_fd
-        self._path = b""
+        self._path: bytes | None = None
         self._fd = -1
+        self._failure: OSError | None = None
 
     def of(self, path: bytes) -> tuple[int, bytes]:
         """Return the directory that holds a path, open until the next call, and the path's name in it."""
@@ -53,14 +54,20 @@ class OpenDirectory:
         return self.at(directory), name or b"."
 
     def at(self, directory: bytes) -> int:
-        """Return a directory, open until the next call."""
-        if self._fd < 0 or directory != self._path:
-            fd = open_beneath(self._top_fd, directory, DIRECTORY)
+        """Return a directory, open until the next call. One that cannot be opened is tried once while it is asked for
+        again and again."""
+        if directory != self._path:
             self.close()
-            self._fd, self._path = fd, directory
+            try:
+                self._fd = open_beneath(self._top_fd, directory, DIRECTORY)
+            except OSError as error:
+                self._failure = error
+            self._path = directory
+        if self._failure is not None:
+            raise OSError(self._failure.errno, self._failure.strerror)
         return self._fd
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
+        self._fd, self._path, self._failure = -1, None, None

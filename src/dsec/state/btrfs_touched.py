@@ -36,6 +36,8 @@ _TOUCHING = frozenset(
         Command.CLONE,
     }
 )
+_LENGTHS = {Command.UPDATE_EXTENT: Attribute.SIZE, Command.CLONE: Attribute.CLONE_LEN}
+"""What tells how much of a file's content changed, behind `FILE_OFFSET`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +70,7 @@ class _Names:
     def __init__(self) -> None:
         self._top = _Inode(b"")
         self._old: set[bytes] = set()
+        self._last: tuple[bytes, _Inode] | None = None
 
     def follow(self, item: Item) -> None:
         """Do what a command says.
@@ -77,6 +80,10 @@ class _Names:
         """
         path = item.data(Attribute.PATH)
         command = item.command
+        if command in _TOUCHING:
+            self._touch(path, item)
+            return
+        self._last = None
         if command in _MAKING:
             self._put(path, _Inode(None, touched=True))
         elif command is Command.RENAME:
@@ -89,12 +96,19 @@ class _Names:
             self._put(path, inode)
         elif command in (Command.UNLINK, Command.RMDIR):
             self._take(path)
-        elif command in _TOUCHING:
-            inode = self._get(path)
-            inode.touched = True
-            inode.ranges.extend(_range(item))
         else:
             raise StreamError(f"{command.name} has no place between two checkpoints")
+
+    def _touch(self, path: bytes, item: Item) -> None:
+        """Several commands in a row mostly speak of one entry."""
+        if self._last is None or self._last[0] != path:
+            self._last = path, self._get(path)
+        inode = self._last[1]
+        inode.touched = True
+        kind = _LENGTHS.get(item.command)
+        if kind is not None and (length := item.number(kind)):
+            start = item.number(Attribute.FILE_OFFSET)
+            inode.ranges.append(Range(start, start + length))
 
     def touched(self) -> Touched:
         """Return what the stream said, of the upper directory."""
@@ -163,18 +177,6 @@ class _Names:
         if origin is not None:
             self._old.add(origin)
         holder.settled.add(name)
-
-
-def _range(item: Item) -> Iterator[Range]:
-    if item.command is Command.UPDATE_EXTENT:
-        length = item.number(Attribute.SIZE)
-    elif item.command is Command.CLONE:
-        length = item.number(Attribute.CLONE_LEN)
-    else:
-        return
-    start = item.number(Attribute.FILE_OFFSET)
-    if length:
-        yield Range(start, start + length)
 
 
 def _in_upper(path: bytes) -> bytes | None:

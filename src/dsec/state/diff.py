@@ -252,7 +252,7 @@ class _Comparison:
             return None
         status = self._status(self.tree, path, new)
         if new.kind == "f":
-            content = self._content(path, new, status)
+            content = self._content(path, new, old, status)
             same = content.base == path and not content.ranges and old is not None and old.size == new.size
             return None if same and not anyway and self._is_same_status(path, status, old) else content
         entry = self._entry(path, new, status)
@@ -283,8 +283,8 @@ class _Comparison:
 
     # Contents.
 
-    def _content(self, path: bytes, new: Found, status: Status) -> Content:
-        origin, old = self._origin(path, new)
+    def _content(self, path: bytes, new: Found, here: Found | None, status: Status) -> Content:
+        origin, old = self._origin(path, new, here)
         if old is None or self.base is None:
             return Content(status, new.size, self._all_of(path, new), None)
         candidates = self._hinted(path, new, old)
@@ -312,16 +312,15 @@ class _Comparison:
                 candidates = _merged([*file.data_ranges(), *old_file.data_ranges()], new.size)
             return tuple(_differing(file, old_file, candidates))
 
-    def _origin(self, path: bytes, new: Found) -> tuple[bytes, Found | None]:
-        """Return the file of the older tree whose content to compare with; the same inode, if it is known."""
-        candidates = [path]
-        if self.touched is not None:
-            candidates.insert(0, _moved_from(path, self.touched))
-        for origin in candidates:
-            old = self._old(origin)
-            if old is not None and old.kind == "f" and (origin == path or self._is_same_inode(path, new, old)):
+    def _origin(self, path: bytes, new: Found, here: Found | None) -> tuple[bytes, Found | None]:
+        """Return the file of the older tree whose content to compare with: the same inode, if it is known, or else what
+        was `here`, under the same path."""
+        if self.touched is not None and path not in self.touched.made:
+            origin = _moved_from(path, self.touched)
+            old = self._old(origin) if origin != path else None
+            if old is not None and old.kind == "f" and self._is_same_inode(path, new, old):
                 return origin, old
-        return path, None
+        return path, here if here is not None and here.kind == "f" else None
 
     def _hinted(self, path: bytes, new: Found, old: Found) -> tuple[Range, ...] | None:
         """Return where the content may differ; None: not known."""

@@ -150,6 +150,9 @@ class _DiskFile:
             done += len(content)
         return b"".join(parts)
 
+    def expect(self, start: int, length: int) -> None:
+        os.posix_fadvise(self._fd, start, length, os.POSIX_FADV_WILLNEED)
+
     def data_ranges(self) -> Iterator[Range]:
         size = os.fstat(self._fd).st_size
         end = 0

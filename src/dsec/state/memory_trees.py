@@ -86,6 +86,9 @@ class _MemoryFile:
     def read(self, start: int, length: int) -> bytes:
         return self._content[start : start + length]
 
+    def expect(self, start: int, length: int) -> None:
+        """It is there."""
+
     def data_ranges(self) -> Iterator[Range]:
         if self._content:
             yield Range(0, len(self._content))

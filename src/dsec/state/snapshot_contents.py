@@ -6,8 +6,8 @@ Both ways a few MiB are in memory at a time: what blocks runs in threads, batch 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
-from contextlib import aclosing
-from itertools import groupby
+from contextlib import ExitStack, aclosing
+from itertools import chain
 
 import anyio
 import anyio.to_thread
@@ -17,11 +17,13 @@ from dsec.base.errors import StateCorruptedError
 from dsec.state.cutting import Part, cut
 from dsec.state.diff import Content
 from dsec.state.manifest import Entry, Extent, File, Patch, Tree
-from dsec.state.trees import FrozenTree, NewTree
+from dsec.state.trees import FileReader, FrozenTree, NewTree
 from dsec.stores.chunks import ChunkId, ChunkRepository, ChunkWriter
 
 _BATCH_BYTES = 2 << 20
 _BATCH_CHUNKS = 256
+_BATCH_PARTS = 256
+"""Files that are open at once, at most."""
 
 Extents = dict[bytes, list[Extent]]
 """Extents by path, each in the order of the file."""
@@ -53,30 +55,45 @@ class _Reading:
                 yield piece
 
     def _read_batch(self) -> list[bytes]:
-        batch: list[bytes] = []
-        size = 0
+        """Read some pieces; none when there are no more."""
+        while wanted := self._next_batch():
+            with ExitStack() as stack:
+                files: dict[bytes, FileReader] = {}
+                for part in chain.from_iterable(wanted):
+                    if part.path not in files:
+                        files[part.path] = stack.enter_context(self._tree.open(part.path))
+                    # All of them are on their way before the first is waited for: each alone is a round to the disk.
+                    files[part.path].expect(part.start, part.length)
+                batch = [piece for parts in wanted if (piece := self._read(parts, files)) is not None]
+            if batch:
+                return batch
+        return []
+
+    def _next_batch(self) -> list[list[Part]]:
+        batch: list[list[Part]] = []
+        size = count = 0
         for parts in self._cut:
-            piece = self._read(parts)
-            if len(parts) == 1 and piece.count(0) == len(piece):
-                self._zeros.append(parts[0])
-                continue
-            self._given.append(parts)
-            batch.append(piece)
-            size += len(piece)
-            if size >= _BATCH_BYTES or len(batch) >= _BATCH_CHUNKS:
+            batch.append(parts)
+            size += sum(part.length for part in parts)
+            count += len(parts)
+            if size >= _BATCH_BYTES or count >= _BATCH_PARTS:
                 break
         return batch
 
-    def _read(self, parts: list[Part]) -> bytes:
+    def _read(self, parts: list[Part], files: dict[bytes, FileReader]) -> bytes | None:
+        """Read one piece; None when it is but zeros, of which no chunk is made."""
         read: list[bytes] = []
-        for path, several in groupby(parts, key=lambda part: part.path):
-            with self._tree.open(path) as file:
-                for part in several:
-                    content = file.read(part.start, part.length)
-                    if len(content) != part.length:
-                        raise StateCorruptedError(f"the frozen file {path[:200]!r} is shorter than it was")
-                    read.append(content)
-        return read[0] if len(read) == 1 else b"".join(read)
+        for part in parts:
+            content = files[part.path].read(part.start, part.length)
+            if len(content) != part.length:
+                raise StateCorruptedError(f"the frozen file {part.path[:200]!r} is shorter than it was")
+            read.append(content)
+        piece = read[0] if len(read) == 1 else b"".join(read)
+        if len(parts) == 1 and not piece.strip(b"\0"):
+            self._zeros.append(parts[0])
+            return None
+        self._given.append(parts)
+        return piece
 
     def extents(self, ids: Sequence[ChunkId]) -> Extents:
         found: Extents = {}

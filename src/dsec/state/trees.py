@@ -84,6 +84,9 @@ class FileReader(Protocol):
     def read(self, start: int, length: int) -> bytes:
         """Return bytes from `start`, fewer only at the end of the file."""
 
+    def expect(self, start: int, length: int) -> None:
+        """Hear what will be read soon, and perhaps begin to fetch it."""
+
     def data_ranges(self) -> Iterator[Range]:
         """Yield where there is something else than holes, in order."""
 
