@@ -45,10 +45,9 @@ MINIMUM_QUOTA_BYTES = MIB
 
 _STREAM_BYTES = 1 << 20
 _STALE_PER_REMOVAL = 8
-_SETTLED_BYTES = 4 * MIB
-"""Unwritten data that a checkpoint may as well write out itself: a few milliseconds."""
-_SETTLING_ROUNDS = 3
-"""A guest can write as fast as the disk for ever; after this the rest is written out while it stands still."""
+_SETTLING_ROUNDS = 2
+"""The second is for what was written during the first, and costs nothing where that is nothing. A guest can write as
+fast as the disk for ever; after this the rest is written out while it stands still."""
 
 
 class BtrfsWritableLayers:
@@ -95,18 +94,9 @@ class BtrfsWritableLayers:
             return self._layout.publish(staged, name)
 
     def settle(self, name: str) -> None:
-        for _ in range(_SETTLING_ROUNDS):
-            if self._unwritten_bytes(name) <= _SETTLED_BYTES:
-                return
-            with self._layout.open_layer(name) as source, self._making(f"{name}-settling", None) as staged:
-                # Nothing else writes out one subvolume alone (syncfs(2) waits for all): a snapshot that nobody wants.
-                btrfs.snapshot(source, self._layout.staging_fd, staged, read_only=True)
-                btrfs.destroy_subvolume(self._layout.staging_fd, staged)
-
-    def _unwritten_bytes(self, name: str) -> int:
-        with self._layout.open_layer(name) as fd:
-            usage = btrfs.qgroup_usage(self._file_system, btrfs.subvolume_id(fd))
-        return _SETTLED_BYTES + 1 if usage is None else usage.reserved_bytes
+        with self._layout.open_layer(name) as source:
+            for _ in range(_SETTLING_ROUNDS):
+                btrfs.write_out(source, self._layout.layers_fd, name)
 
     def checkpoint(self, name: str, checkpoint: str) -> None:
         with self._layout.open_layer(name) as source, self._making(checkpoint, None):
@@ -143,6 +133,10 @@ class BtrfsWritableLayers:
         with self._layout.open_checkpoint(base) as source, self._making(name, quota_bytes) as staged:
             btrfs.snapshot(source, self._layout.staging_fd, staged, limit_bytes=quota_bytes)
             self._layout.publish(staged, name)
+
+    def renew(self, name: str) -> None:
+        with self._layout.open_layer(name) as fd:
+            layout.renew_work(fd)
 
     def get(self, name: str) -> WritableLayer | None:
         return self._layout.get(name)

@@ -85,6 +85,9 @@ class DirectoryWritableLayers:
     def receive(self, name: str, fd: int, *, base: str | None, quota_bytes: int | None) -> None:
         raise _cannot_travel()
 
+    def renew(self, name: str) -> None:
+        raise _cannot_travel()
+
     def get(self, name: str) -> WritableLayer | None:
         return self._layout.get(name)
 

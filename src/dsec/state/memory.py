@@ -101,6 +101,10 @@ class MemoryWritableLayers:
         self._contents[layer.upper].clear()
         self._contents[layer.upper].update(entries)
 
+    def renew(self, name: str) -> None:
+        """Nothing lies beside the files."""
+        self._existing(name)
+
     def get(self, name: str) -> WritableLayer | None:
         return self._layers.get(name)
 

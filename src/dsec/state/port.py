@@ -119,6 +119,10 @@ class WritableLayers(Protocol):
             SnapshotNotFoundError: there is no checkpoint `base`.
         """
 
+    def renew(self, name: str) -> None:
+        """Let an instance be launched on a layer that was received: what the overlay of another host kept beside the
+        files goes. No increment can follow. Idempotent."""
+
     def get(self, name: str) -> WritableLayer | None:
         """Return the layer, or None when there is none of this name."""
 

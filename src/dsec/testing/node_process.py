@@ -34,16 +34,19 @@ class NodeProcess:
     Args:
         state_dir: its state directory; the path must be short enough for a socket.
         environment: settings, as ``DSEC_...`` variables.
-        tcp: also listen on a free port of loopback.
+        tcp: also listen on a port of loopback.
+        port: which; 0: a free one.
 
     Attributes:
         announced: what it said when it began to serve: `socket`, and with `tcp` also `url` and `token_file`.
     """
 
-    def __init__(self, state_dir: Path, environment: dict[str, str] | None = None, *, tcp: bool = False) -> None:
+    def __init__(
+        self, state_dir: Path, environment: dict[str, str] | None = None, *, tcp: bool = False, port: int = 0
+    ) -> None:
         self.state_dir = state_dir
         self.announced: dict[str, str] = {}
-        self._arguments = ["up", "--json", *(["--port", "0"] if tcp else ["--socket-only"])]
+        self._arguments = ["up", "--json", *(["--port", str(port)] if tcp else ["--socket-only"])]
         self._environment = {**os.environ, "DSEC_SWAP_BYTES": SWAP, **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
 

@@ -156,6 +156,7 @@ class Copy:
 
 async def launch(core: Core, sandbox: Sandbox) -> None:
     """Launch the instance of a sandbox that came, and give it what its hook exported on the source."""
+    await anyio.to_thread.run_sync(core.parts.layers.renew, sandbox.record.layer)
     sandbox.generation = await core.launch(sandbox.record)
     await hooks.import_state(core, sandbox.record, sandbox.generation, import_name(sandbox.record))
 
