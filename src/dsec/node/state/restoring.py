@@ -201,7 +201,7 @@ async def _bring_up(core: Core, sandbox: Sandbox, store: SnapshotStore, snapshot
     record, began_s = sandbox.record, core.now_boot_s()
     await _fill(core, record, store, snapshot)
     quota = record.spec.resources.disk_bytes
-    core.parts.layers.branch(record.origin, record.layer, quota_bytes=quota)
+    await anyio.to_thread.run_sync(lambda: core.parts.layers.branch(record.origin, record.layer, quota_bytes=quota))
     sandbox.generation = await core.launch(record)
     await renew_machine_id(core, sandbox.generation)
     await hooks.import_state(core, record, sandbox.generation, record.origin)

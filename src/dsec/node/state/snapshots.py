@@ -25,8 +25,7 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from dsec.base.errors import DsecError, InvalidRequestError, SnapshotNotFoundError
-from dsec.base.ids import named_node
+from dsec.base.errors import DsecError, InvalidRequestError, SnapshotNotFoundError, StateCorruptedError
 from dsec.images.port import layer_digest
 from dsec.model.capability import Capability
 from dsec.model.state import CheckpointRequest, SnapshotInfo, SnapshotRequest
@@ -56,6 +55,7 @@ class Snapshots:
         self._saves = anyio.CapacityLimiter(_SAVES_AT_ONCE)
         self._merges = anyio.CapacityLimiter(1)
         self._merging: set[str] = set()
+        self._under_way: set[str] = set()
         self._swept = False
 
     async def take(self, sandbox: Sandbox, request: SnapshotRequest) -> SnapshotInfo:
@@ -67,6 +67,7 @@ class Snapshots:
         began_s = core.now_boot_s()
         is_new = request.checkpoint is None
         point = await self._point(sandbox, request)
+        self._under_way.add(point.checkpoint_id)
         saved = False
         try:
             with core.saved.held(point.layer):
@@ -76,6 +77,7 @@ class Snapshots:
             with shielded(core.settings.end_timeout_s, f"ending a snapshot of {sandbox.sandbox_id}"):
                 if saved:
                     await self._remember(sandbox, point, info.snapshot_id)
+                self._under_way.discard(point.checkpoint_id)
                 if is_new:
                     await self._drop_superseded(sandbox, point, saved=saved)
         self._merge_if_long(store, info)
@@ -120,10 +122,10 @@ class Snapshots:
                 sandbox.checkpoints[record.checkpoint_id] = marked
 
     async def _drop_superseded(self, sandbox: Sandbox, point: CheckpointRecord, *, saved: bool) -> None:
-        """Remove the checkpoints that snapshots had made, but for this one if it is a snapshot now."""
+        """Remove the checkpoints that snapshots made, those of killed nodes too, but for this one if it is saved."""
         for record in list(sandbox.checkpoints.values()):
             is_this = record.checkpoint_id == point.checkpoint_id
-            if record.automatic and is_this != saved and (is_this or record.snapshot):
+            if record.automatic and is_this != saved and record.checkpoint_id not in self._under_way:
                 try:
                     await checkpoints.remove(self._core, sandbox, record.checkpoint_id)
                 except SnapshotNotFoundError:
@@ -151,10 +153,18 @@ class Snapshots:
     # -- merging ---------------------------------------------------------------------------------------------------
 
     async def _sweep(self, store: SnapshotStore) -> None:
-        """Merge what an earlier node of this id was killed over. That another does the same does no harm."""
-        for info in await store.list_all():
-            if named_node(info.sandbox_id) in (None, self._core.parts.node_id):
-                self._merge_if_long(store, info)
+        """Merge what an earlier node was killed over, of the chains that may grow on: those of live sandboxes."""
+        for snapshot_id in sorted(self._bases()):
+            try:
+                self._merge_if_long(store, await store.find(snapshot_id))
+            except (SnapshotNotFoundError, StateCorruptedError):
+                continue  # Nothing can be made upon it.
+
+    def _bases(self) -> set[str]:
+        """Snapshots that the next ones may be made upon."""
+        sandboxes = list(self._core.registry)
+        known = {record.snapshot for sandbox in sandboxes for record in sandbox.checkpoints.values()}
+        return (known | {sandbox.record.snapshot for sandbox in sandboxes if sandbox.generation is not None}) - {""}
 
     def _merge_if_long(self, store: SnapshotStore, info: SnapshotInfo) -> None:
         name = info.snapshot_id
