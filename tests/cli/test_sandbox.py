@@ -72,7 +72,7 @@ def test_malformed_values_exit_with_64(argv: tuple[str, ...], dsec: Dsec) -> Non
 
 def test_ls_filters_by_label_and_state(dsec: Dsec) -> None:
     a, b = dsec.create("-l", "job=1", "-l", "task=x"), dsec.create("-l", "job=1")
-    dsec.ok("sandbox", "pause", b)
+    dsec.ok("sandbox", "pause", b, "--keep-memory")
     assert {row["sandbox_id"] for row in dsec.json("sandbox", "ls", "--json")} == {a, b}
     assert [row["sandbox_id"] for row in dsec.json("sandbox", "ls", "--label", "task=x", "--json")] == [a]
     assert [row["sandbox_id"] for row in dsec.json("sandbox", "ls", "--state", "paused", "--json")] == [b]
@@ -181,9 +181,21 @@ def test_rollback_to_an_unknown_snapshot_exits_with_66(dsec: Dsec) -> None:
 
 def test_pause_and_resume_say_the_state_on_stderr(dsec: Dsec) -> None:
     sandbox_id = dsec.create()
-    result = dsec("sandbox", "pause", sandbox_id)
+    result = dsec("sandbox", "pause", "--keep-memory", sandbox_id)
     assert (result.stdout, result.stderr) == ("", f"{sandbox_id} is paused\n")
     assert dsec.json("sandbox", "resume", sandbox_id, "--json")["state"] == "ready"
+
+
+def test_pause_without_swap_is_refused_and_names_the_way_out(dsec: Dsec) -> None:
+    sandbox_id = dsec.create("-l", "job=rl")
+    result = dsec("sandbox", "pause", sandbox_id)
+    assert result.exit_code == 69
+    assert "error [capability_missing]: pausing needs swap_file" in result.stderr
+    assert "--keep-memory" in result.stderr
+    failed = dsec("job", "pause", "rl")
+    assert failed.exit_code == 70
+    assert f"{sandbox_id}: capability_missing" in failed.stderr
+    assert "1 changed" in dsec.ok("job", "pause", "rl", "--keep-memory")
 
 
 def test_extend_changes_what_is_given_and_keeps_the_rest(dsec: Dsec) -> None:
