@@ -100,6 +100,20 @@ def test_damage_behind_the_cut_of_a_newer_epoch_does_not_matter() -> None:
     assert not join_segments([torn, segment(7, 12, epoch=1)]).is_complete
 
 
+def test_what_fills_a_gap_may_be_cut_otherwise_and_each_event_counts_once() -> None:
+    damaged = read_segment(
+        segment_name(5, 1), content(5, 9, events=5)[: -len(LINES[8]) - len(LINES[7])], episode_id=EPISODE
+    )
+    assert damaged.damage
+    filled = [segment(1, 6), damaged, segment(8, 12), segment(9, 10), segment(11, 11)]
+    joined = join_segments(filled)
+    assert joined.documents == EVENTS
+    assert joined.is_complete
+    assert list(joined.last_lines) == LINES[10:]
+    other = [encode_frame(encode_log_event(event)) for event in history(11, episode_id="ep-other")]
+    assert not join_segments([segment(1, 6), segment(5, 12, lines=[*LINES[:5], *other[5:]])]).is_complete
+
+
 def test_segments_that_do_not_belong_together_are_not_joined() -> None:
     other = [encode_frame(encode_log_event(event)) for event in history(11, episode_id="ep-other")]
     head = SegmentHead(version=1, episode=EPISODE, epoch=1, first=5, previous=line_checksum(other[3]))

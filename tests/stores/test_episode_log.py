@@ -115,7 +115,7 @@ def full_life(disk: Disk, told: Acknowledged, *, clock: ManualClock | None = Non
 
 def check(content: LogContent, told: Acknowledged) -> None:
     """Nothing acknowledged is missing, nothing is there that was not written, and it is in order."""
-    assert content.completeness is Completeness.COMPLETE, content.problem
+    assert content.completeness is Completeness.OPEN, content.problem
     assert content.next_sequence > told.sequence
     assert told.rounds <= content.progress.last_round <= told.began
     for record in content.rounds:
@@ -190,12 +190,15 @@ def test_what_is_unsaved_can_be_read_at_any_moment() -> None:
         assert (log.unsaved.rounds, log.unsaved.operations) == (0, 0)
 
 
-def test_an_ended_log_takes_nothing_more() -> None:
-    with create_log(place(SimulatedDisk()), identity()) as log:
+def test_an_ended_log_takes_nothing_more_and_only_that_is_called_complete() -> None:
+    disk = SimulatedDisk()
+    with create_log(place(disk), identity()) as log:
         log.append(EpisodeEnded(reason="submitted"))
         with pytest.raises(InvalidStateError, match="has ended"):
             log.append(committed(1))
         log.save()
+    content = read_episode_log(DIRECTORY, disk=disk)
+    assert content.completeness is Completeness.COMPLETE
 
 
 def test_a_closed_log_takes_nothing_more() -> None:
@@ -385,7 +388,7 @@ def _written(tmp_path: Path, rounds: int = 3) -> tuple[Path, bytes]:
         for number in range(1, rounds + 1):
             log.append(committed(number))
         log.save()
-    segment = next(directory.glob("*.jsonl"))
+    [segment] = directory.glob("*.jsonl")
     return segment, segment.read_bytes()
 
 
@@ -630,7 +633,7 @@ def test_a_writer_that_wakes_after_its_lease_is_refused_whatever_it_does() -> No
         other.close()
         content = read_episode_log(DIRECTORY, disk=disk)
         assert content.progress.last_round == 3
-        assert content.completeness is Completeness.COMPLETE
+        assert content.completeness is Completeness.OPEN
 
 
 def _act(log: EpisodeLog, act: str) -> None:

@@ -12,9 +12,15 @@ from dsec.episode.segments import JoinedLog
 
 
 class Completeness(enum.Enum):
-    """Whether a reader can prove that nothing is missing up to the last event that it returns."""
+    """What a reader can prove.
+
+    COMPLETE: the episode has ended, and nothing of it is missing.
+    OPEN: nothing is missing up to the last event here; the episode had not ended, so that more may be elsewhere.
+    INCOMPLETE: something is missing, or cannot be shown not to be.
+    """
 
     COMPLETE = "complete"
+    OPEN = "open"
     INCOMPLETE = "incomplete"
 
 
@@ -26,8 +32,8 @@ class LogContent:
         events: without a gap, from the first one or from a whole state on.
         first: sequence of the first of them.
         progress: what they add up to.
-        completeness: whether they are all up to the last one that anybody knows of.
-        problem: what is missing or damaged, if they are not.
+        completeness: what that proves.
+        problem: what is missing or damaged, if it is incomplete.
         torn_bytes: length of a torn tail, which was never acknowledged.
     """
 
@@ -62,11 +68,13 @@ def read_content(joined: JoinedLog, *, name: str, problem: str = "") -> LogConte
     """
     events = decode_log_events(joined.documents, name=name)
     problem = problem or joined.problem
+    progress = fold(events)
+    proven = Completeness.OPEN if progress.ended is None else Completeness.COMPLETE
     return LogContent(
         events=events,
         first=joined.first,
-        progress=fold(events),
-        completeness=Completeness.INCOMPLETE if problem else Completeness.COMPLETE,
+        progress=progress,
+        completeness=Completeness.INCOMPLETE if problem else proven,
         problem=problem,
         torn_bytes=joined.torn_bytes,
     )

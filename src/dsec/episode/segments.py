@@ -179,6 +179,7 @@ class JoinedLog:
         problem: what is missing or damaged; empty: nothing up to the last event, so that the history is complete.
         torn_bytes: length of a torn tail, which was never acknowledged.
         segments: those that hold these events, in order.
+        last_lines: the events from the first one of the last segment on, as they lie there.
         epoch: the highest that any segment was written under.
         checksum: of the last event; empty: none.
     """
@@ -188,6 +189,7 @@ class JoinedLog:
     problem: str
     torn_bytes: int
     segments: tuple[Segment, ...]
+    last_lines: tuple[bytes, ...]
     epoch: int
     checksum: str
 
@@ -204,13 +206,28 @@ class JoinedLog:
 
 @dataclass(slots=True)
 class _Run:
-    """Segments that follow each other without a gap."""
+    """Segments that follow each other without a gap; `lines` and `documents` are their events, each once."""
 
     segments: list[Segment]
     first: int
-    next_sequence: int
-    checksum: str = ""
+    lines: list[bytes]
+    documents: list[bytes]
     broken: str = ""
+
+    @property
+    def next_sequence(self) -> int:
+        return self.first + len(self.lines)
+
+    @property
+    def checksum(self) -> str:
+        return line_checksum(self.lines[-1]) if self.lines else ""
+
+    def append(self, segment: Segment) -> None:
+        known = self.next_sequence - segment.head.first
+        self.segments.append(segment)
+        self.lines += segment.lines[known:]
+        self.documents += segment.documents[known:]
+        self.broken = segment.damage
 
 
 def join_segments(segments: Iterable[Segment]) -> JoinedLog:
@@ -233,7 +250,9 @@ def join_segments(segments: Iterable[Segment]) -> JoinedLog:
 
 
 def _empty(epoch: int, problem: str) -> JoinedLog:
-    return JoinedLog(documents=[], first=1, problem=problem, torn_bytes=0, segments=(), epoch=epoch, checksum="")
+    return JoinedLog(
+        documents=[], first=1, problem=problem, torn_bytes=0, segments=(), last_lines=(), epoch=epoch, checksum=""
+    )
 
 
 def _gap(run: _Run, runs: list[_Run]) -> str:
@@ -261,24 +280,27 @@ def _cut(segment: Segment, others: Sequence[Segment]) -> Segment | None:
 def _runs(segments: Sequence[Segment]) -> list[_Run]:
     runs: list[_Run] = []
     for segment in segments:
-        run = runs[-1] if runs else None
-        if run is None or not _follows(run, segment):
-            run = _Run(segments=[], first=segment.head.first, next_sequence=segment.head.first)
-            runs.append(run)
-        run.segments.append(segment)
-        run.next_sequence = segment.next_sequence
-        if segment.lines:
-            run.checksum = line_checksum(segment.lines[-1])
-        run.broken = segment.damage
+        if not runs or not _follows(runs[-1], segment):
+            runs.append(_Run(segments=[], first=segment.head.first, lines=[], documents=[]))
+        runs[-1].append(segment)
     return runs
 
 
 def _follows(run: _Run, segment: Segment) -> bool:
-    """A tail behind which a segment follows is damage: a writer begins one only when all before it is saved."""
+    """Say whether a segment goes on where a run ends, or earlier with the same events.
+
+    On a disk, a tail behind which a segment follows is damage: a writer begins one only when all before it is saved. In
+    a store, a gap and what was damaged are filled later, and what fills them is cut otherwise.
+    """
     last, head = run.segments[-1], segment.head
-    if last.torn_bytes or run.next_sequence != head.first:
+    if (last.torn_bytes and last.head.events is None) or head.first > run.next_sequence:
         return False
-    return not (head.previous and run.checksum) or head.previous == run.checksum
+    place = head.first - run.first
+    before = line_checksum(run.lines[place - 1]) if place else ""
+    if head.previous and before and head.previous != before:
+        return False
+    both = min(len(segment.lines), run.next_sequence - head.first)
+    return list(segment.lines[:both]) == run.lines[place : place + both]
 
 
 def _beginning(run: _Run) -> int | None:
@@ -291,12 +313,14 @@ def _beginning(run: _Run) -> int | None:
 
 def _joined(run: _Run, begin: int, problem: str, epoch: int) -> JoinedLog:
     segments = run.segments[begin:]
+    first = segments[0].head.first
     return JoinedLog(
-        documents=[document for segment in segments for document in segment.documents],
-        first=segments[0].head.first,
+        documents=run.documents[first - run.first :],
+        first=first,
         problem=problem,
         torn_bytes=segments[-1].torn_bytes if not problem else 0,
         segments=tuple(segments),
+        last_lines=tuple(run.lines[segments[-1].head.first - run.first :]),
         epoch=epoch,
         checksum=run.checksum,
     )

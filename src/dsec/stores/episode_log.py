@@ -346,7 +346,7 @@ class EpisodeLog:
         last = joined.segments[-1]
         self._checksum = joined.checksum
         self._sealed = [SavedSegment(segment.name, segment.head.first, -1) for segment in joined.segments[:-1]]
-        self._begin_segment(last.head.first, last.head.previous, last.lines)
+        self._begin_segment(last.head.first, last.head.previous, joined.last_lines)
         self._check_current()
         for name in self._disk.names(self._place.directory):
             found = parse_segment_name(name)
@@ -390,12 +390,18 @@ class EpisodeLog:
         )
 
     def _failed(self, error: OSError) -> DsecError:
-        kind = HostDiskFullError if error.errno in _FULL else PlatformError
-        return kind(
-            f"the log in {self._place.directory} cannot be written",
+        return disk_failure(self._place.directory, error)
+
+
+def disk_failure(directory: Path, error: OSError) -> DsecError:
+    """Return our error for one that a disk reported while the log in a directory was written."""
+    if error.errno in _FULL:
+        return HostDiskFullError(
+            f"the log in {directory} cannot be written",
             detail=error.strerror or "",
-            resolution="make room on the disk, and resume the episode" if kind is HostDiskFullError else "",
+            resolution="make room on the disk, and resume the episode",
         )
+    return PlatformError(f"the log in {directory} cannot be written", detail=error.strerror or "")
 
 
 def create_log(place: LogPlace, identity: EpisodeIdentity) -> EpisodeLog:
@@ -485,5 +491,4 @@ class _Translated:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, OSError):
-            failure = HostDiskFullError if error.errno in _FULL else PlatformError
-            raise failure(f"the log in {self._directory} cannot be opened", detail=error.strerror or "") from error
+            raise disk_failure(self._directory, error) from error

@@ -70,14 +70,21 @@ class GroupCommit:
         for _ in self._threads:
             self._jobs.put(None)
 
-    def attach(self, log: EpisodeLog, durability: Durability = EVERY_ROUND) -> DurableLog:
+    def attach(
+        self, log: EpisodeLog, durability: Durability = EVERY_ROUND, *, on_saved: Callable[[], None] = lambda: None
+    ) -> DurableLog:
         """Take a log over; it is closed with the returned one, or with this.
+
+        Args:
+            log: the log.
+            durability: when its rounds are saved.
+            on_saved: called in the loop after each save, such as `LogUploader.wake`.
 
         Raises:
             InvalidStateError: this has ended, or not begun.
         """
         self._running_loop()
-        attached = DurableLog(self, log, durability)
+        attached = DurableLog(self, log, durability, on_saved)
         self._logs.add(attached)
         return attached
 
@@ -136,7 +143,10 @@ def _tell(done: asyncio.Future[None], failure: Exception | None) -> None:
 class DurableLog:
     """A log of a `GroupCommit`. Its calls are made by one task, the episode's loop; readings by anybody."""
 
-    def __init__(self, group: GroupCommit, log: EpisodeLog, durability: Durability) -> None:
+    def __init__(
+        self, group: GroupCommit, log: EpisodeLog, durability: Durability, on_saved: Callable[[], None]
+    ) -> None:
+        self._on_saved = on_saved
         self._group = group
         self._log = log
         self._durability = durability
@@ -286,7 +296,9 @@ class DurableLog:
             return
         if (error := saving.exception()) is not None:
             self._note_failure(error if isinstance(error, DsecError) else InvalidStateError(str(error)))
-        elif self._durability.must_save(self._log.unsaved.rounds):
+            return
+        self._on_saved()
+        if self._durability.must_save(self._log.unsaved.rounds):
             self._begin_saving()
 
     async def _wait_saved(self) -> None:

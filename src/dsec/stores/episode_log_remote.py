@@ -1,0 +1,186 @@
+"""Read the copy of a log in an object store, and bring it back to a disk.
+
+A list may be old, so it is only a hint: whatever is missing at a gap or behind the end is asked for by its name, which
+follows from the sequence and from the epochs that are known. What a reader returns is proven as on a disk, and besides
+it must reach the watermark: a store that shows less than it once showed has lost something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.to_thread
+
+from dsec.base.errors import AlreadyExistsError, NotFoundError, StateCorruptedError
+from dsec.episode.log_content import Completeness, LogContent, read_content
+from dsec.episode.segments import JoinedLog, Segment, join_segments, parse_segment_name, read_segment, segment_name
+from dsec.stores.at_once import each_at_once
+from dsec.stores.episode_log import LogPlace, disk_failure
+from dsec.stores.episode_log_objects import (
+    Watermark,
+    decode_watermark,
+    log_prefix,
+    parse_segment_key,
+    segment_key,
+    watermark_key,
+)
+from dsec.stores.objects import ObjectStore
+
+_AT_ONCE = 16
+_EPOCHS = 64
+"""How many epochs below the newest known one are asked for at a gap."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What of a copy was found so far."""
+
+    store: ObjectStore
+    episode_id: str
+    segments: dict[str, Segment] = field(default_factory=dict)
+    data: dict[str, bytes] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+    limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(_AT_ONCE))
+
+    async def fetch(self, key: str) -> None:
+        """Get one object; one that is not there, or no segment, is remembered as such."""
+        async with self.limiter:
+            try:
+                data = await self.store.get(key)
+            except NotFoundError:
+                self.missing.add(key)
+                return
+        name = key.rpartition("/")[2]
+        try:
+            self.segments[key] = read_segment(name, data, episode_id=self.episode_id)
+            self.data[key] = data
+        except StateCorruptedError as error:
+            self.problems.append(error.brief)
+            self.missing.add(key)
+
+    def joined(self) -> JoinedLog:
+        """Join what was found."""
+        return join_segments(self.segments.values())
+
+
+async def read_stored_log(store: ObjectStore, episode_id: str, *, believe_watermark: bool = True) -> LogContent:
+    """Return what the copy of a log proves.
+
+    Args:
+        store: where it is.
+        episode_id: whose.
+        believe_watermark: whether less than the watermark promises is incomplete; an audit looks only at what is there.
+
+    Raises:
+        NotFoundError: there is no copy.
+        CapabilityMissingError: a newer version wrote it.
+        StateCorruptedError: an event cannot be understood.
+        StoreUnavailableError: the store does not answer.
+    """
+    reading, watermark = await _read(store, episode_id)
+    return _content(reading, watermark, believe_watermark=believe_watermark)
+
+
+def _content(reading: _Reading, watermark: Watermark | None, *, believe_watermark: bool) -> LogContent:
+    joined = reading.joined()
+    problem = _shortfall(joined, watermark) if believe_watermark else ""
+    if joined.problem:
+        problem = "; ".join([joined.problem, *reading.problems[:1]])
+    return read_content(joined, name=f"{reading.store.url}/{log_prefix(reading.episode_id)}", problem=problem)
+
+
+def _shortfall(joined: JoinedLog, watermark: Watermark | None) -> str:
+    if watermark is None:
+        return "there is no watermark, so that nothing says how much there should be"
+    if joined.next_sequence <= watermark.sequence:
+        return f"the store once showed events up to {watermark.sequence}, and now up to {joined.next_sequence - 1}"
+    return ""
+
+
+async def _read(store: ObjectStore, episode_id: str) -> tuple[_Reading, Watermark | None]:
+    watermark = await _watermark(store, episode_id)
+    keys = [info.key async for info in store.list(log_prefix(episode_id))]
+    found = {key: named for key in keys if (named := parse_segment_key(episode_id, key)) is not None}
+    reading = _Reading(store, episode_id)
+    await each_at_once(found, reading.fetch)
+    newest = max([epoch for _, epoch in found.values()] + [watermark.epoch if watermark is not None else 0])
+    await _look_further(reading, newest)
+    if not reading.segments and not reading.problems and watermark is None:
+        raise NotFoundError(f"{store.url} holds no copy of the log of {episode_id}")
+    return reading, watermark
+
+
+async def _watermark(store: ObjectStore, episode_id: str) -> Watermark | None:
+    key = watermark_key(episode_id)
+    try:
+        return decode_watermark(await store.get(key), name=f"{store.url}/{key}")
+    except NotFoundError:
+        return None
+
+
+async def _look_further(reading: _Reading, newest: int) -> None:
+    """Ask by name for what would go on where the proven part ends, until there is nothing."""
+    epochs = range(newest, max(0, newest - _EPOCHS), -1)
+    while True:
+        next_sequence = reading.joined().next_sequence
+        keys = [segment_key(reading.episode_id, next_sequence, epoch) for epoch in epochs]
+        unknown = [key for key in keys if key not in reading.segments and key not in reading.missing]
+        before = len(reading.segments)
+        await each_at_once(unknown, reading.fetch)
+        if len(reading.segments) == before:
+            return
+
+
+async def restore_log(place: LogPlace, store: ObjectStore) -> LogContent:
+    """Bring the copy of a log back to a disk on which there is none; then `open_log` goes on with it.
+
+    Raises:
+        NotFoundError: there is no copy.
+        AlreadyExistsError: there is a log.
+        StateCorruptedError: the copy is incomplete. Nothing was written.
+        PlatformError: store or disk failed.
+    """
+    reading, watermark = await _read(store, place.directory.name)
+    content = _content(reading, watermark, believe_watermark=True)
+    if content.completeness is Completeness.INCOMPLETE:
+        raise StateCorruptedError(
+            f"the copy of {place.directory.name} in {store.url} is incomplete: {content.problem}",
+            resolution="look for the worker's own disk, which may have what is missing",
+        )
+    await anyio.to_thread.run_sync(_write_segments, place, reading)
+    return content
+
+
+def _write_segments(place: LogPlace, reading: _Reading) -> None:
+    """Write the objects as segments, the last one last, so that a log that was restored in part is not taken for one
+    that ends earlier: without its beginning it proves nothing.
+    """
+    disk, directory = place.disk, place.directory
+    if any(parse_segment_name(name) is not None for name in disk.names(directory)):
+        raise AlreadyExistsError(f"there is a log in {directory}", resolution="open it")
+    try:
+        disk.make_directory(directory)
+        by_first = sorted(reading.joined().segments, key=lambda segment: segment.head.first, reverse=True)
+        for segment in by_first:
+            data = next(reading.data[key] for key, found in reading.segments.items() if found.name == segment.name)
+            _write_file(place, segment_name(segment.head.first, segment.head.epoch), data)
+        disk.sync_directory(directory)
+    except OSError as error:
+        raise disk_failure(directory, error) from error
+
+
+def _write_file(place: LogPlace, name: str, data: bytes) -> None:
+    disk, directory = place.disk, place.directory
+    temporary = directory / f".{name.removesuffix('.jsonl')}.tmp"
+    disk.remove(temporary)
+    handle = disk.create(temporary)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[disk.write(handle, rest) :]
+        disk.sync(handle)
+    finally:
+        disk.close(handle)
+    disk.rename(temporary, directory / name)
