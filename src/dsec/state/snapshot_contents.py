@@ -5,8 +5,9 @@ Both ways a few MiB are in memory at a time: what blocks runs in threads, batch 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
+from functools import partial
 from itertools import chain
 
 import anyio
@@ -18,6 +19,7 @@ from dsec.state.cutting import Part, cut
 from dsec.state.diff import Content
 from dsec.state.manifest import Entry, Extent, File, Patch, Tree
 from dsec.state.trees import FileReader, FrozenTree, NewTree
+from dsec.stores.at_once import each_at_once
 from dsec.stores.chunks import ChunkId, ChunkRepository, ChunkWriter
 
 _BATCH_BYTES = 2 << 20
@@ -34,9 +36,29 @@ async def store_contents(
 ) -> dict[bytes, list[Extent]]:
     """Give the ranges of some files to a writer and return where each one is. Nothing is durable before its flush."""
     reading = _Reading(tree, contents)
-    async with aclosing(reading.pieces()) as pieces:
-        ids = await writer.add(pieces)
+    ids: list[ChunkId] = []
+
+    async def write(receive: ObjectReceiveStream[list[bytes]]) -> None:
+        async for batch in receive:
+            ids.extend(await writer.add(batch))
+
+    await _both(reading.send_batches, write)
     return reading.extents(ids)
+
+
+async def _both(
+    produce: Callable[[ObjectSendStream[list[bytes]]], Awaitable[None]],
+    consume: Callable[[ObjectReceiveStream[list[bytes]]], Awaitable[None]],
+) -> None:
+    """Run both ends of a stream of one batch; the first failure ends the other one and is raised as itself."""
+    send, receive = anyio.create_memory_object_stream[list[bytes]](1)
+    ends = {"produce": partial(produce, send), "consume": partial(consume, receive)}
+
+    async def run(end: str) -> None:
+        await ends[end]()
+
+    async with send, receive:
+        await each_at_once(ends, run)
 
 
 class _Reading:
@@ -49,10 +71,10 @@ class _Reading:
         self._given: list[list[Part]] = []
         self._zeros: list[Part] = []
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        while batch := await anyio.to_thread.run_sync(self._read_batch):
-            for piece in batch:
-                yield piece
+    async def send_batches(self, send: ObjectSendStream[list[bytes]]) -> None:
+        async with send:
+            while batch := await anyio.to_thread.run_sync(self._read_batch):
+                await send.send(batch)
 
     def _read_batch(self) -> list[bytes]:
         """Read some pieces; none when there are no more."""
@@ -125,25 +147,9 @@ async def restore_contents(tree: Tree, chunks: ChunkRepository, target: NewTree)
     Raises:
         StateCorruptedError: a chunk is missing, does not verify or is too short.
     """
-    send, receive = anyio.create_memory_object_stream[list[bytes]](1)
-    failures: list[Exception] = []
-
-    async def read() -> None:
-        try:
-            await _read_chunks(chunks, needed_chunks(tree.values()), send)
-        except Exception as error:  # noqa: BLE001 - a supervisor: the first failure ends its sibling and is raised below.
-            failures.append(error)
-            group.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(read)
-        try:
-            await _write_tree(_fill(tree, target), receive)
-        except Exception as error:  # noqa: BLE001 - likewise.
-            failures.append(error)
-            group.cancel_scope.cancel()
-    if failures:
-        raise failures[0]
+    ids = needed_chunks(tree.values())
+    filling = _fill(tree, target)
+    await _both(partial(_read_chunks, chunks, ids), partial(_write_tree, filling))
 
 
 def needed_chunks(entries: Iterable[Entry]) -> Iterator[ChunkId]:
