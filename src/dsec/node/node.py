@@ -152,7 +152,7 @@ class Node:
         if destroy:
             self.pools.end()
             for sandbox in self._core.registry:
-                if sandbox.state is not SandboxState.STOPPED:
+                if sandbox.state is not SandboxState.STOPPED and sandbox.moved is None:
                     await ending.stop(self._core, sandbox, "the node was shut down")
             await self.pools.destroy_vacant()
             if self._core.parts.swap is not None:

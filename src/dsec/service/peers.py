@@ -60,11 +60,11 @@ class Peer(Protocol):
     async def round(self, migration_id: str, head: MigrationRound, content: ByteStream) -> RoundReceipt:
         """Send one increment. The node has applied all of it when this returns.
 
-        After any error the node has given the migration up, and so must the source: half a round cannot be repeated.
-        The content is closed in every case.
+        After any error the source gives the migration up, and so has the node by itself, but for `InvalidStateError`:
+        half a round cannot be repeated. The content is closed in every case.
 
         Raises:
-            InvalidStateError: it is not the next round, or the migration is unknown there.
+            InvalidStateError: it is not the next round, or the migration is unknown there. Nothing was taken.
             InvalidRequestError: the content is no stream of the encoding, or leaves its bounds.
             SandboxDiskFullError, HostDiskFullError: no room for it.
         """
@@ -93,7 +93,8 @@ class Peer(Protocol):
         """
 
     async def status(self, migration_id: str) -> MigrationStatus:
-        """Ask how a migration stands there, as its source or as its target. An unknown one was given up."""
+        """Ask how a migration stands there, as its source or as its target. An unknown one was given up. To a target
+        this is also a sign of life of its source, which keeps the lease."""
 
     async def view(self) -> NodeView:
         """Ask how full the node is, and whether it takes sandboxes. Changes nothing; may be repeated."""

@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError
+from dsec.images.memory import MemoryImages
 from dsec.node.node import Node
 from dsec.placement.view import NodeView
 from dsec.service.content import ByteStream
@@ -43,17 +44,19 @@ class Wire:
 
     Attributes:
         lose_at: the chance that is taken; 0: none.
+        cut: how the names of messages begin that are always lost.
         lost: the name of what was lost.
         chances: how many there were.
     """
 
     lose_at: int = 0
+    cut: tuple[str, ...] = ()
     lost: str = ""
     chances: int = 0
 
     def pass_on(self, name: str) -> None:
         self.chances += 1
-        if self.chances == self.lose_at:
+        if self.chances == self.lose_at or name.startswith(self.cut):
             self.lost = name
             raise NodeUnavailableError(f"{name} was lost")
 
@@ -200,15 +203,18 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet_of(*names: str, journals: Sequence[MemoryJournal] = ()) -> AsyncIterator[Fleet]:
+async def fleet_of(
+    *names: str, journals: Sequence[MemoryJournal] = (), images: Callable[[], MemoryImages] = MemoryImages
+) -> AsyncIterator[Fleet]:
     """Run a fleet.
 
     Args:
         names: ids of the nodes.
         journals: of each; empty: ordinary ones.
+        images: makes what each has.
     """
     try:
-        async with _running(names, journals or [MemoryJournal() for _ in names]) as fleet:
+        async with _running(names, journals or [MemoryJournal() for _ in names], images) as fleet:
             yield fleet
     except BaseExceptionGroup as wrapped:
         # Nodes end by themselves: it is the block's own error in a wrapper.
@@ -216,10 +222,14 @@ async def fleet_of(*names: str, journals: Sequence[MemoryJournal] = ()) -> Async
 
 
 @asynccontextmanager
-async def _running(names: Sequence[str], journals: Sequence[MemoryJournal]) -> AsyncIterator[Fleet]:
+async def _running(
+    names: Sequence[str], journals: Sequence[MemoryJournal], images: Callable[[], MemoryImages]
+) -> AsyncIterator[Fleet]:
     async with anyio.create_task_group() as group:
         hosts = {
-            name: MemoryHost(node_id=name, journal=journal, random_bytes=CountingBytes(number * _IDS_EACH))
+            name: MemoryHost(
+                node_id=name, journal=journal, images=images(), random_bytes=CountingBytes(number * _IDS_EACH)
+            )
             for number, (name, journal) in enumerate(zip(names, journals, strict=True))
         }
         fleet = Fleet(group, hosts)

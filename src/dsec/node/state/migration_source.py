@@ -32,6 +32,7 @@ from dsec.lifecycle.machine import Event, next_state
 from dsec.lifecycle.migration import SourceEvent, SourcePhase, source_after
 from dsec.lifecycle.precopy import Next, Round, decide
 from dsec.model.capability import Capability
+from dsec.model.event import EventKind
 from dsec.model.sandbox import SandboxState
 from dsec.model.state import MigrationReport, MigrationRequest
 from dsec.node.core import Core, shielded
@@ -64,6 +65,8 @@ WRITERS_S = 2.0
 ACKNOWLEDGE_S = 15.0
 """How long a caller waits for the target's word after the decision; it is told until it has heard in any case."""
 _MOST_ROUNDS = 100
+_BEATS_PER_LEASE = 3
+_SHORTEST_BEAT_S = 0.1
 
 
 async def migrate(core: Core, sandbox: Sandbox, request: MigrationRequest) -> MigrationReport:
@@ -122,6 +125,8 @@ class _Migration:
         self._frozen = False
         self._stood_still_s = 0.0
         self._decided = False
+        self._why = "it was cancelled"
+        self._heartbeat: anyio.CancelScope | None = None
 
     async def run(self) -> MigrationReport:
         core, sandbox = self._core, self._sandbox
@@ -135,13 +140,24 @@ class _Migration:
                     await self._decide()
             if not self._decided:
                 raise self._interrupted(timed_out=anyio.current_time() >= scope.deadline)
+        except DsecError as error:
+            self._why = error.brief
+            raise
         finally:
             sandbox.transition_scope = None
+            if self._heartbeat is not None:
+                self._heartbeat.cancel()
             if not self._decided:
                 await self._give_up()
         answers: list[tuple[ReleaseAnswer, float]] = []
         with anyio.CancelScope(shield=True):
             await self._hand_over(answers)
+        core.recorder.add(
+            EventKind.MOVED_AWAY,
+            sandbox_id=sandbox.sandbox_id,
+            duration_s=anyio.current_time() - began_s,
+            text=f"to {self._record.peer}, {self._request.reason}",
+        )
         return self._report(answers, began_s)
 
     def _interrupted(self, *, timed_out: bool) -> DsecError:
@@ -164,10 +180,23 @@ class _Migration:
         if self._peer.node and accepted.node != self._peer.node:
             raise MigrationFailedError(f"the node that answers as {self._peer.node} is {accepted.node}")
         self._record = msgspec.structs.replace(self._record, peer=accepted.node)
+        self._heartbeat = core.supervisor.start(
+            f"heartbeat of {self._record.migration_id}", lambda: self._beat(accepted.lease_s / _BEATS_PER_LEASE)
+        )
         await self._send_saved(offer)
         await self._send_rounds()
         if hooks.has_export(sandbox):
             await self._send_export(offer)
+
+    async def _beat(self, interval_s: float) -> None:
+        """Let the target hear of us also while a disk or a hook takes its time. What fails here is not missed: the
+        next round fails, too."""
+        while True:
+            await anyio.sleep(max(interval_s, _SHORTEST_BEAT_S))
+            try:
+                await self._peer.status(self._record.migration_id)
+            except DsecError as error:
+                _log.info("heartbeat_not_heard", migration_id=self._record.migration_id, error=str(error))
 
     async def _send_saved(self, offer: MigrationOffer) -> None:
         """Send what does not change: the clean state, and checkpoints, each as an increment on what it began from."""
@@ -296,6 +325,11 @@ class _Migration:
                     await core.move(sandbox, Event.MIGRATED)
                 self._drop_last()
                 await records.forget(core, self._record)
+        core.recorder.add(
+            EventKind.NOT_MOVED,
+            sandbox_id=sandbox.sandbox_id,
+            text=f"to {self._record.peer}, {self._request.reason}: {self._why}",
+        )
         core.supervisor.start(f"abort {self._record.migration_id}", self._abort)
 
     def _drop_last(self) -> None:

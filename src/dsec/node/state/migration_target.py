@@ -152,9 +152,12 @@ class Migrations:
         if record is None or record.target is None:
             return
         target_after(record.target, TargetEvent.ABORT_HEARD)
-        await self._break_off(migration_id)
+        await self._break_off(migration_id, TargetEvent.ABORT_HEARD)
 
     async def status(self, migration_id: str) -> MigrationStatus:
+        incoming = self._incoming.get(migration_id)
+        if incoming is not None:
+            self._hear(incoming)  # A source that has nothing to send for a while asks, so as not to seem dead.
         return records.status_of(self._core, migration_id)
 
     async def view(self) -> NodeView:
@@ -262,7 +265,7 @@ class Migrations:
             self._over(incoming)
         watch(core, sandbox)
         self._lifetimes.watch(sandbox)
-        core.recorder.add(EventKind.CREATED, sandbox_id=sandbox.sandbox_id, text=f"moved from {done.peer}")
+        core.recorder.add(EventKind.MOVED_HERE, sandbox_id=sandbox.sandbox_id, text=f"from {done.peer}")
 
     async def _revive(self, sandbox: Sandbox) -> None:
         core, name = self._core, instance_of(sandbox.record)
@@ -276,8 +279,12 @@ class Migrations:
         if incoming.sandbox is not None:
             self._core.saved.release(import_name(incoming.sandbox.record))
 
-    async def _break_off(self, migration_id: str) -> None:
-        """Give a migration up on the source's word, or without it after its lease."""
+    async def _break_off(self, migration_id: str, event: TargetEvent) -> None:
+        """Give a migration up on the source's word, or without it after its lease.
+
+        Raises:
+            InvalidStateError: it came so far meanwhile that it cannot be given up for this.
+        """
         incoming = self._incoming.get(migration_id)
         if incoming is None:
             return
@@ -286,6 +293,7 @@ class Migrations:
         with anyio.CancelScope(shield=True):
             async with incoming.turn:
                 if self._incoming.get(migration_id) is incoming:
+                    target_after(incoming.record.target, event)
                     await self._give_up(incoming)
 
     async def _give_up(self, incoming: Incoming) -> None:
@@ -344,8 +352,7 @@ class Migrations:
                     await self._ask(incoming)
                 else:
                     _log.warning("migration_lease_ended", migration_id=incoming.record.migration_id)
-                    target_after(incoming.record.target, TargetEvent.LEASE_ENDED)
-                    await self._break_off(incoming.record.migration_id)
+                    await self._break_off(incoming.record.migration_id, TargetEvent.LEASE_ENDED)
             except DsecError as error:
                 _log.warning("migration_waits", migration_id=incoming.record.migration_id, error=str(error))
 
@@ -361,7 +368,7 @@ class Migrations:
         if event is TargetEvent.RELEASE_HEARD:
             await self.release(record.migration_id)
         elif event is TargetEvent.ABORT_HEARD:
-            await self._break_off(record.migration_id)
+            await self._break_off(record.migration_id, event)
 
     def layer_paths(self) -> frozenset[str]:
         """Paths of read-only layers that copies in the making stand on."""
