@@ -12,6 +12,7 @@ import pytest
 
 from dsec.base.clock import ManualClock
 from dsec.base.errors import DsecError, HostDiskFullError, InvalidStateError, LogSuspectError, WriterFencedError
+from dsec.costs.commit_frequency import commit_cost
 from dsec.episode.durability import EVERY_ROUND, Durability, asynchronous, every_n_rounds
 from dsec.episode.log_events import EpisodeEnded, OperationsRunning, RoundCommitted, RoundDecided, StateSaved
 from dsec.episode.operations import Effect
@@ -174,6 +175,55 @@ async def test_many_episodes_save_at_once_and_what_waits_shares_a_save() -> None
                 tasks.start_soon(log.flush)
         assert disk.syncs - before <= 2 * len(logs)
         assert group.unsaved.rounds == 0
+
+
+class ModelDisk(SimulatedDisk):
+    """A disk on which a commit takes 8 ms and each of its records 2 ms, by a clock that is moved."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.records = 0
+
+    def write(self, handle: int, data: bytes | memoryview) -> int:
+        self.records += 1
+        return super().write(handle, data)
+
+    def sync(self, handle: int) -> None:
+        self.clock.advance(0.008 + 0.002 * self.records)
+        self.records = 0
+        super().sync(handle)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("rounds", "total_s", "commit_s", "again_s"),
+    [(1, 21.0, 1.0, 0.2), (10, 20.28, 0.28, 2.0), (100, 20.208, 0.208, 20.0)],
+)
+async def test_how_often_is_saved_costs_what_the_chapter_says(
+    rounds: int, total_s: float, commit_s: float, again_s: float
+) -> None:
+    """100 operations of 200 ms one after the other; section 11.5.1."""
+    clock = ManualClock()
+    disk = ModelDisk(clock)
+    expected = commit_cost(requests=100, request_s=0.2, requests_per_commit=rounds, fixed_s=0.008, record_s=0.002)
+    log_place = LogPlace(directory=DIRECTORY, disk=disk, clock=clock)
+    async with GroupCommit(threads=1) as group:
+        log = group.attach(create_log(log_place, identity()), every_n_rounds(rounds))
+        disk.records, began, saves = 0, clock.boot_s(), log.saves
+        unsaved_before_a_save = 0
+        for number in range(1, 101):
+            clock.advance(0.2)
+            unsaved_before_a_save = max(unsaved_before_a_save, log.unsaved.rounds + 1)
+            await log.commit(committed(number))
+        took_s = clock.boot_s() - began
+        assert log.unsaved.rounds == 0
+    assert took_s == pytest.approx(total_s)
+    assert took_s == pytest.approx(expected.total_s)
+    assert took_s - 20.0 == pytest.approx(commit_s)
+    assert log.saves - saves == expected.commits
+    assert 0.2 * unsaved_before_a_save == pytest.approx(again_s)
+    assert unsaved_before_a_save == expected.at_risk_requests
 
 
 async def _fails(log_of: Callable[[GroupCommit], EpisodeLog], disk: SimulatedDisk, durability: Durability) -> DsecError:

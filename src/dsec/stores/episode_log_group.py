@@ -141,7 +141,11 @@ def _tell(done: asyncio.Future[None], failure: Exception | None) -> None:
 
 
 class DurableLog:
-    """A log of a `GroupCommit`. Its calls are made by one task, the episode's loop; readings by anybody."""
+    """A log of a `GroupCommit`. Its calls are made by one task, the episode's loop; readings by anybody.
+
+    Attributes:
+        saves: how many saves were begun for rounds and announcements.
+    """
 
     def __init__(
         self, group: GroupCommit, log: EpisodeLog, durability: Durability, on_saved: Callable[[], None]
@@ -235,7 +239,7 @@ class DurableLog:
     async def renew(self) -> None:
         """Renew the lease, if nothing is being saved, which does it too. A failure stops the log."""
         if self._saving is None and self._failure is None:
-            self._begin_saving()
+            self._start(self._log.renew)
             try:
                 await self._wait_saved()
             except DsecError:
@@ -282,10 +286,10 @@ class DurableLog:
 
     def _begin_saving(self) -> None:
         if self._saving is None and self._failure is None:
+            self.saves += 1
             self._start(self._log.save)
 
     def _start(self, call: Callable[[], object]) -> asyncio.Future[None]:
-        self.saves += 1
         self._saving = job = self._group.run(call)
         job.add_done_callback(self._ended)
         return job
