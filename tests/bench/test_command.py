@@ -32,6 +32,8 @@ TINY: dict[str, tuple[str, ...]] = {
     "rollout": ("--count", "2", "--samples", "1"),
     "placement": ("--count", "64", "--samples", "1"),
     "herd": ("--samples", "2"),
+    "commit": ("--samples", "2", "--count", "20"),
+    "replay": ("--samples", "2", "--count", "20"),
 }
 NAMES = tuple(TINY)
 

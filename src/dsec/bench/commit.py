@@ -226,9 +226,10 @@ class SlowDisk(HostDisk):
 
 
 async def _trade_off(context: PureContext, directory: Path) -> list[dict[str, Any]]:
-    """Play the chapter's hundred operations in each mode, at the same time."""
+    """Play the chapter's hundred operations in each mode, at the same time; fewer if few samples are asked for."""
     modes = {"every round": EVERY_ROUND, "every 10 rounds": every_n_rounds(10), "asynchronous": asynchronous(10)}
-    context.progress.say(f"playing {_OPERATIONS} operations of {_OPERATION_S * 1e3:.0f} ms in each mode")
+    operations = min(_OPERATIONS, 10 * context.options.samples)
+    context.progress.say(f"playing {operations} operations of {_OPERATION_S * 1e3:.0f} ms in each mode")
     rows: dict[str, dict[str, Any]] = {}
 
     async def play(name: str, durability: Durability) -> None:
@@ -238,13 +239,13 @@ async def _trade_off(context: PureContext, directory: Path) -> list[dict[str, An
             log = group.attach(create_log(place, bench_identity(episode_id)), durability)
             saves, most = log.saves, 0
             with timed() as watch:
-                for number in range(1, _OPERATIONS + 1):
+                for number in range(1, operations + 1):
                     await anyio.sleep(_OPERATION_S)
                     await log.commit(bench_round(number, 0))
                     most = max(most, log.unsaved.rounds)
                 await log.flush()
             rows[name] = {
-                "what": f"{_OPERATIONS} operations of 0.2 s, commits of 8 ms + 2 ms each, {name}",
+                "what": f"{operations} operations of 0.2 s, commits of 8 ms + 2 ms each, {name}",
                 "total_s": round(watch.seconds, 2),
                 "commits": log.saves - saves,
                 "most_unsaved_rounds": most,

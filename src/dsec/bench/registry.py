@@ -176,4 +176,20 @@ BENCHMARKS = (
         pure=True,
         installs="LiteLLM's proxy",
     ),
+    Benchmark(
+        "commit",
+        "dsec.bench.commit:bench_commit",
+        "Make a round of an episode durable; beside the bare fsync of the same bytes, and SQLite.",
+        samples=200,
+        counts="rounds of the long episode",
+        pure=True,
+    ),
+    Benchmark(
+        "replay",
+        "dsec.bench.replay:bench_replay",
+        "Read an episode of 1,000 rounds back, verified; beside a bare parse of its lines.",
+        samples=50,
+        counts="rounds",
+        pure=True,
+    ),
 )
