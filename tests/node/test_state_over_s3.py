@@ -1,0 +1,83 @@
+"""The conformance suite of saved state with a store behind a real S3 server, and what happens when that is gone."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from dsec.base.errors import StoreUnavailableError
+from dsec.model.sandbox import SandboxSpec
+from dsec.service.port import SandboxService
+from dsec.state.snapshots import MERGE_DEPTH
+from dsec.state.store_care import StoreCare
+from dsec.stores.chunks import open_chunks
+from dsec.stores.opening import open_store
+from dsec.testing.memory_node import MemoryHost
+from dsec.testing.s3_server import S3Server, find_program, make_bucket, run_s3_server
+from dsec.testing.state_suite import StateSuite
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    program = find_program()
+    if program is None:
+        pytest.skip("no S3 server: scripts/install-test-packages installs one")
+    with run_s3_server(tmp_path_factory.mktemp("s3"), program) as running:
+        make_bucket(running, "dsec-state")
+        yield running
+
+
+@pytest.fixture
+async def host(server: S3Server) -> AsyncIterator[MemoryHost]:
+    host = MemoryHost()
+    host.store = open_store(f"s3://dsec-state/{uuid.uuid4()}", environment=server.environment)  # type: ignore[assignment]
+    yield host
+    await host.store.aclose()
+
+
+class TestStateOverS3(StateSuite):
+    @pytest.fixture
+    async def service(self, host: MemoryHost) -> AsyncIterator[SandboxService]:
+        async with host.node() as node:
+            yield node
+
+
+async def test_a_long_chain_in_s3_is_whole_and_passes_its_check(host: MemoryHost) -> None:
+    async with host.node() as node:
+        box = (await node.create(SandboxSpec())).sandbox_id
+        for step in range(MERGE_DEPTH + 2):
+            await node.write_file(box, f"/tmp/{step}", b"%d" % step * 1000)
+            last = await node.state.snapshot(box)
+        restored = (await node.state.restore(last.snapshot_id)).sandbox_id
+        assert len(await node.list_files(restored, "/tmp")) == MERGE_DEPTH + 2
+    async with open_chunks(host.store) as chunks:
+        found = await StoreCare(host.store, chunks).check()
+    assert (found.snapshots, found.problems) == (MERGE_DEPTH + 2, ())
+
+
+async def test_a_server_that_stands_still_costs_a_snapshot_and_nothing_else(
+    host: MemoryHost, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with host.node() as node:
+        box = (await node.create(SandboxSpec())).sandbox_id
+        await node.state.snapshot(box)
+        for name in ("put", "get", "head"):
+            hurried = functools.partial(getattr(host.store, name), timeout_s=0.5)
+            monkeypatch.setattr(host.store, name, hurried)
+        await node.write_file(box, "/tmp/x", b"new")
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(StoreUnavailableError):
+                await node.state.snapshot(box)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        monkeypatch.undo()
+        assert len(await node.state.list_checkpoints(box)) == 1
+        await node.state.snapshot(box)
+        assert len(await node.state.list_snapshots()) == 2
