@@ -25,6 +25,8 @@ _OWN_FILES = frozenset(
         "node.sock",
         "node.log",
         "token",
+        "peer-token",
+        "draining",
         "journal.sqlite",
         "journal.sqlite-wal",
         "journal.sqlite-shm",
