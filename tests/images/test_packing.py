@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsec.base.errors import AlreadyExistsError, InvalidRequestError
+from dsec.base.errors import AlreadyExistsError, InvalidRequestError, LimitExceededError
+from dsec.images import packing
 from dsec.images.below import Below
 from dsec.images.listing import walk
 from dsec.images.packing import MAXIMUM_NAMED, PackOrder
@@ -234,6 +235,14 @@ def test_a_name_that_is_taken_or_none_is_refused(session: Session) -> None:
         session.pack()
     with pytest.raises(InvalidRequestError):
         session.pack(name="../x")
+
+
+def test_more_entries_than_a_node_should_hold_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tree(session.upper, a="a", b="b", c="c")
+    monkeypatch.setattr(packing, "MAXIMUM_ENTRIES", 2)
+    with pytest.raises(LimitExceededError):
+        session.pack()
+    session.pack(ScrubRules(remove=("/c",)))
 
 
 def test_a_pack_that_is_ended_leaves_nothing(session: Session) -> None:

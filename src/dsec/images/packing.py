@@ -20,11 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dsec.base.errors import LimitExceededError
 from dsec.images.entries import Entry, EntryKind, whiteout
 from dsec.images.scrub import Scrub, shown
 from dsec.model.image import ImageConfig
 from dsec.model.state import PackReport
 
+MAXIMUM_ENTRIES = 1_000_000
+"""Entries of a pack: a guest can make more than the node should hold in memory, and no environment has as many."""
 MAXIMUM_NAMED = 1000
 """Paths that a report names."""
 
@@ -190,6 +193,10 @@ class Packing:
 
     def _counted(self, entry: Entry, content: Content) -> Kept:
         self.files += bool(entry.path)
+        if self.files > MAXIMUM_ENTRIES:
+            raise LimitExceededError(
+                f"the session left more than {MAXIMUM_ENTRIES} entries", resolution="remove or scrub what is not needed"
+            )
         self.content_bytes += entry.size_bytes
         return entry, content
 

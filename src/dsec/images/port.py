@@ -76,6 +76,7 @@ class ImageStore(Protocol):
 
         Raises:
             AlreadyExistsError: the name is taken.
+            LimitExceededError: it has too many entries.
             HostDiskFullError: no space.
         """
 
