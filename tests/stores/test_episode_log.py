@@ -243,7 +243,7 @@ def test_ten_thousand_rounds_cost_each_the_same() -> None:
             per_round.append(disk.operations - before)
             if number % 1000 == 0:
                 log.append(state(number))
-                assert len(disk.names(DIRECTORY)) == 2, "a claim and one segment"
+                assert len(disk.names(DIRECTORY)) == 2, "a tenure and one segment"
     assert sum(per_round[:1000]) == sum(per_round[-1000:])
     assert max(per_round) <= 10
     content = read_episode_log(DIRECTORY, disk=disk)

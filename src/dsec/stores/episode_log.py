@@ -1,6 +1,6 @@
 """The log of one episode, open for writing: events are appended, and count once they are saved.
 
-Format and rules are in docs/formats/episode-log.md, the proof that one writer is enough in `episode_log_claim`. What
+Format and rules are in docs/formats/episode-log.md, the proof that one writer is enough in `episode_log_tenure`. What
 this module adds is what it takes for bytes to be on a disk:
 
 - *Opening writes the last segment anew.* A torn tail is left behind so; and what the writer before failed to sync is
@@ -51,7 +51,7 @@ from dsec.episode.segments import (
     parse_segment_name,
     segment_name,
 )
-from dsec.stores.episode_log_claim import DEFAULT_LEASE_S, WriterClaim, acquire_claim
+from dsec.stores.episode_log_tenure import DEFAULT_LEASE_S, Tenure, take_tenure
 from dsec.stores.episode_log_disk import Disk, HostDisk
 from dsec.stores.episode_log_reading import load_segments
 
@@ -114,10 +114,10 @@ class EpisodeLog:
         progress: what the events add up to, unsaved ones included.
     """
 
-    def __init__(self, place: LogPlace, claim: WriterClaim, progress: EpisodeProgress, *, sequence: int) -> None:
+    def __init__(self, place: LogPlace, tenure: Tenure, progress: EpisodeProgress, *, sequence: int) -> None:
         self._place = place
         self._disk = place.disk
-        self._claim = claim
+        self._tenure = tenure
         self.progress = progress
         self._handle = -1
         self._name = ""
@@ -139,7 +139,7 @@ class EpisodeLog:
     @property
     def epoch(self) -> int:
         """This writer's epoch."""
-        return self._claim.epoch
+        return self._tenure.epoch
 
     @property
     def next_sequence(self) -> int:
@@ -247,7 +247,7 @@ class EpisodeLog:
         if self._handle >= 0:
             self._disk.close(self._handle)
             self._handle = -1
-        self._claim.release()
+        self._tenure.release()
         self._failure = self._failure or InvalidStateError(f"the log in {self._place.directory} is closed")
 
     # -- what happens to files -----------------------------------------------------------------------------------------
@@ -351,9 +351,9 @@ class EpisodeLog:
         for name in self._disk.names(self._place.directory):
             found = parse_segment_name(name)
             is_void = found is not None and found[0] >= last.head.first and found[1] < self.epoch
-            if is_void or (name.startswith(".") and name.endswith(".tmp") and not name.startswith(".claim-")):
+            if is_void or (name.startswith(".") and name.endswith(".tmp") and not name.startswith(".tenure-")):
                 self._disk.remove(self._place.directory / name)
-        self._claim.remove_older()
+        self._tenure.remove_older()
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -366,7 +366,7 @@ class EpisodeLog:
     def _check_current(self) -> None:
         """Find out whether we are still the writer, and say that we live."""
         try:
-            is_current = self._claim.is_current()
+            is_current = self._tenure.is_current()
         except OSError as error:
             raise self._stop(self._suspect(error)) from error
         if not is_current:
@@ -376,7 +376,7 @@ class EpisodeLog:
                     resolution="end this loop; the other one goes on from what was saved",
                 )
             )
-        self._claim.renew()
+        self._tenure.renew()
 
     def _stop(self, failure: DsecError) -> DsecError:
         self._failure = failure
@@ -417,22 +417,20 @@ def create_log(place: LogPlace, identity: EpisodeIdentity) -> EpisodeLog:
         raise InvalidStateError(f"the log of {identity.episode_id} cannot be in {place.directory}")
     with _Translated(place.directory):
         place.disk.make_directory(place.directory)
-        claim = acquire_claim(
-            place.disk, place.directory, writer=place.writer, clock=place.clock, lease_s=place.lease_s
-        )
+        tenure = take_tenure(place.disk, place.directory, writer=place.writer, clock=place.clock, lease_s=place.lease_s)
     try:
         if any(parse_segment_name(name) is not None for name in place.disk.names(place.directory)):
             raise AlreadyExistsError(f"there is a log in {place.directory}", resolution="open it")
-        log = EpisodeLog(place, claim, EpisodeProgress(), sequence=0)
+        log = EpisodeLog(place, tenure, EpisodeProgress(), sequence=0)
         began = EpisodeBegan(identity)
         log.progress.check(began)
         log._begin_segment(1, "", [encode_frame(encode_log_event(began))])
         log.progress.apply_checked(began)
         log._saved = log._written = replace(log._written, sequence=1)
         log._check_current()
-        claim.remove_older()
+        tenure.remove_older()
     except BaseException:
-        claim.release()
+        tenure.release()
         raise
     return log
 
@@ -452,11 +450,11 @@ def open_log(place: LogPlace) -> tuple[EpisodeLog, LogContent]:
     if not epochs:
         raise NotFoundError(f"there is no log of an episode in {place.directory}")
     with _Translated(place.directory):
-        claim = acquire_claim(
+        tenure = take_tenure(
             place.disk, place.directory, writer=place.writer, clock=place.clock, lease_s=place.lease_s, epochs=epochs
         )
     try:
-        # Only now: what was read before the claim could have grown since.
+        # Only now: what was read before the tenure could have grown since.
         joined, problem = load_segments(place.directory, disk=place.disk)
         content = read_content(joined, name=str(place.directory), problem=problem)
         if content.problem:
@@ -465,10 +463,10 @@ def open_log(place: LogPlace) -> tuple[EpisodeLog, LogContent]:
                 resolution="restore it from its copy in the object store, or from a copy of your own",
             )
     except BaseException:
-        claim.remove_older()
-        claim.release()
+        tenure.remove_older()
+        tenure.release()
         raise
-    log = EpisodeLog(place, claim, content.progress, sequence=content.next_sequence - 1)
+    log = EpisodeLog(place, tenure, content.progress, sequence=content.next_sequence - 1)
     try:
         with _Translated(place.directory):
             log._carry_over(joined)

@@ -101,7 +101,7 @@ class HostDisk:
         return True
 
     def create(self, path: Path) -> int:
-        # Not opened for appending: a claim is overwritten in place, and there is one writer.
+        # Not opened for appending: a tenure is overwritten in place, and there is one writer.
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def open(self, path: Path) -> int:

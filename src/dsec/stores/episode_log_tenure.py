@@ -1,16 +1,16 @@
 """Who writes a log: one writer, and each knows when it is no longer the one.
 
-A writer's claim is a file ``epoch-<n>`` in the log's directory. It comes into being under that name locked (flock(2)
-before link(2)), so that of two writers who want the same epoch one gets it. A claim whose lock is free is a dead
-writer's: the next one follows at once. A claim that is locked is a living process's, which may be stopped: it can be
+A writer's tenure is a file ``epoch-<n>`` in the log's directory. It comes into being under that name locked (flock(2)
+before link(2)), so that of two writers who want the same epoch one gets it. A tenure whose lock is free is a dead
+writer's: the next one follows at once. A tenure that is locked is a living process's, which may be stopped: it can be
 followed when its lease is over, by the clock that runs on while a machine sleeps. The stopped writer may wake at any
 instruction, so the lease protects nothing by itself; what does is the order of things (BookKeeper's fencing):
 
-- the successor first claims, then reads;
+- the successor first takes its tenure, then reads;
 - a writer first writes and syncs, then looks whether it has been succeeded, then acknowledges.
 
-So what is acknowledged was written before the successor read. Claims are removed oldest first, and only below one's
-own; a writer therefore has been succeeded if the next claim is there or, looked at after that, its own is not.
+So what is acknowledged was written before the successor read. Tenures are removed oldest first, and only below one's
+own; a writer therefore has been succeeded if the next tenure is there or, looked at after that, its own is not.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DEFAULT_LEASE_S = 30.0
 MAXIMUM_EPOCH = 999_999
 _BYTES = 256
 _NAME = re.compile(r"epoch-([0-9]{6})")
-_TEMPORARY = re.compile(r"\.claim-[0-9a-f]{16}\.tmp")
+_TEMPORARY = re.compile(r"\.tenure-[0-9a-f]{16}\.tmp")
 
 
-class ClaimRecord(Value, frozen=True):
-    """What a claim says, padded with spaces to 256 bytes.
+class TenureRecord(Value, frozen=True):
+    """What a tenure says, padded with spaces to 256 bytes.
 
     Attributes:
         epoch: the writer's.
@@ -49,11 +49,11 @@ class ClaimRecord(Value, frozen=True):
     until_boot_s: float
 
 
-class WriterClaim:
-    """The claim of a living writer; see `acquire_claim`."""
+class Tenure:
+    """The tenure of a living writer; see `take_tenure`."""
 
     def __init__(
-        self, disk: Disk, directory: Path, handle: int, record: ClaimRecord, clock: Clock, lease_s: float
+        self, disk: Disk, directory: Path, handle: int, record: TenureRecord, clock: Clock, lease_s: float
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -85,7 +85,7 @@ class WriterClaim:
             pass  # The lease then ends early: somebody may follow sooner, and nothing is lost by that.
 
     def remove_older(self) -> None:
-        """Remove the claims of those who came before, oldest first, and what killed claimants left."""
+        """Remove the tenures of those who came before, oldest first, and what killed candidates left."""
         for name in self._disk.names(self._directory):
             epoch = _epoch(name)
             if (epoch is not None and epoch < self.epoch) or _TEMPORARY.fullmatch(name):
@@ -98,7 +98,7 @@ class WriterClaim:
             self._handle = -1
 
 
-def acquire_claim(
+def take_tenure(
     disk: Disk,
     directory: Path,
     *,
@@ -106,7 +106,7 @@ def acquire_claim(
     clock: Clock,
     lease_s: float = DEFAULT_LEASE_S,
     epochs: Sequence[int] = (),
-) -> WriterClaim:
+) -> Tenure:
     """Become the writer of the log in a directory that is there.
 
     Args:
@@ -120,14 +120,14 @@ def acquire_claim(
     Raises:
         StateLockedError: a writer lives and its lease is not over, or somebody else was quicker.
     """
-    claims = [epoch for name in disk.names(directory) if (epoch := _epoch(name)) is not None]
-    if claims:
-        _check_free(disk, directory / _name(max(claims)), clock)
-    epoch = max([0, *claims, *epochs]) + 1
+    tenures = [epoch for name in disk.names(directory) if (epoch := _epoch(name)) is not None]
+    if tenures:
+        _check_free(disk, directory / _name(max(tenures)), clock)
+    epoch = max([0, *tenures, *epochs]) + 1
     if epoch > MAXIMUM_EPOCH:
         raise LimitExceededError(f"the log in {directory} has been opened {MAXIMUM_EPOCH} times")
-    record = ClaimRecord(epoch=epoch, writer=writer[:64], until_boot_s=clock.boot_s() + lease_s)
-    temporary = directory / f".claim-{secrets.token_hex(8)}.tmp"
+    record = TenureRecord(epoch=epoch, writer=writer[:64], until_boot_s=clock.boot_s() + lease_s)
+    temporary = directory / f".tenure-{secrets.token_hex(8)}.tmp"
     handle = disk.create(temporary)
     try:
         disk.try_lock(handle)
@@ -143,7 +143,7 @@ def acquire_claim(
         raise
     finally:
         disk.remove(temporary)
-    return WriterClaim(disk, directory, handle, record, clock, lease_s)
+    return Tenure(disk, directory, handle, record, clock, lease_s)
 
 
 def _take_name(disk: Disk, temporary: Path, name: Path) -> bool:
@@ -188,13 +188,13 @@ def _epoch(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def _encode(record: ClaimRecord) -> bytes:
+def _encode(record: TenureRecord) -> bytes:
     return msgspec.json.encode(record).ljust(_BYTES)
 
 
-def _decode(data: bytes) -> ClaimRecord | None:
-    """A claim that cannot be read promises no lease: the machine stopped while it was made, or is full."""
+def _decode(data: bytes) -> TenureRecord | None:
+    """A tenure that cannot be read promises no lease: the machine stopped while it was made, or is full."""
     try:
-        return msgspec.json.decode(data, type=ClaimRecord)
+        return msgspec.json.decode(data, type=TenureRecord)
     except msgspec.DecodeError:
         return None
