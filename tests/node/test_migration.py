@@ -294,3 +294,23 @@ async def test_messages_about_what_is_not_under_way_are_refused(there: Node) -> 
     await there.migrations.abort("mig-0123456789abcdef")
     assert (await there.migrations.release("mig-0123456789abcdef")).sandbox is None
     assert (await there.migrations.status("mig-0123456789abcdef")).verdict is Verdict.GIVEN_UP
+
+
+@pytest.mark.slow
+async def test_many_move_in_both_directions_at_once(fleet: Fleet, here: Node, there: Node) -> None:
+    """More than there are threads on either side, each of which waits for one on the other."""
+    count = 40
+    for node, name in ((here, "a"), (there, "b")):
+        for number in range(count):
+            await node.create(SandboxSpec(), sandbox_id=f"sbx-{name}{number}")
+            await node.write_file(f"sbx-{name}{number}", "f", b"x" * 200_000)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            for number in range(count):
+                group.start_soon(here.state.migrate, f"sbx-a{number}", MigrationRequest(node=THERE))
+                group.start_soon(there.state.migrate, f"sbx-b{number}", MigrationRequest(node=HERE))
+    assert {info.sandbox_id for info in await here.list()} == {f"sbx-b{number}" for number in range(count)}
+    assert {info.sandbox_id for info in await there.list()} == {f"sbx-a{number}" for number in range(count)}
+    await settle()
+    for name, node in ((HERE, here), (THERE, there)):
+        await check_no_leak(fleet.hosts[name], node)

@@ -205,6 +205,30 @@ async def test_a_source_that_has_nothing_to_send_keeps_its_lease(fleet: Fleet, h
     assert not fleet.hosts[THERE].journal.load().migrations
 
 
+async def test_a_target_that_takes_too_long_is_not_waited_for_in_the_pause(
+    fleet: Fleet, here: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(self: Migrations, migration_id: str, commit: MigrationCommit) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(Migrations, "commit", hang)
+    monkeypatch.setattr(migration_source, "LONGEST_PAUSE_S", 0.05)
+    with pytest.raises(MigrationFailedError, match="stood still"):
+        await move(here)
+    await here.write_file(BOX, "f", b"on it goes")
+    await nothing_is_left(fleet)
+
+
+async def test_a_source_that_sends_for_ever_is_not_waited_for(fleet: Fleet, here: Node, there: Node) -> None:
+    offer = an_offer(here)
+    await there.migrations.offer(offer)
+    fleet.hosts[THERE].clock.advance(3601)
+    await there.migrations.status(offer.migration_id)
+    await there.migrations.look()
+    await nothing_is_left(fleet)
+    assert not fleet.hosts[THERE].journal.load().migrations
+
+
 # -- hooks ----------------------------------------------------------------------------------------------------------
 
 EXPORT = ("sh", "-c", "cat /tmp/memory")

@@ -20,7 +20,7 @@ from dsec.state.btrfs import BtrfsWritableLayers
 from dsec.state.memory import Contents, MemoryWritableLayers
 from dsec.state.port import WritableLayer
 from dsec.state.volume import StateVolume
-from dsec.testing.layers_suite import GuestOnDisk, Subject, describe
+from dsec.testing.layers_suite import GuestOnDisk, Subject, describe, dig
 from dsec.testing.transfer_suite import TransferSuite, receive_bytes, sent
 
 
@@ -103,6 +103,14 @@ class TestBtrfs(TransferSuite):
         assert found is not None
         assert (found.upper / "sparse").stat().st_size == 64 * MIB
         assert (found.upper / "sparse").stat().st_blocks * 512 < MIB
+
+    def test_a_path_that_no_stream_can_tell_is_an_error(self, here: Subject) -> None:
+        dig(here.layers.create("a", quota_bytes=None).upper, 60, name="d" * 100)
+        here.layers.checkpoint("a", "point")
+        fd = os.memfd_create("stream")
+        with pytest.raises(OSError, match="too long"):
+            here.layers.send("point", None, fd)
+        os.close(fd)
 
     @pytest.mark.parametrize("seed", range(6))
     def test_random_edits_arrive_increment_by_increment(self, here: Subject, there: Subject, seed: int) -> None:

@@ -58,7 +58,8 @@ class Core:
         clean_states: what clean sandboxes look like.
         durable: the snapshots of the node's store.
         migrations: what the journal says of each, on either side, by id.
-        transfers: bounds the threads through which layers are sent and received.
+        sends, receipts: bound the threads through which layers are sent, and received. Two, since each send of one node
+            waits for a receipt of another, which must not wait for a send.
         admission, recorder: who says whether one more is taken, and who keeps events.
         releases: bounds how many paused sandboxes give their memory back at the same time.
     """
@@ -81,7 +82,8 @@ class Core:
         self.clean_states = CleanStates(parts)
         self.durable = durable or Durable(parts)
         self.migrations: OrderedDict[str, MigrationRecord] = OrderedDict()
-        self.transfers = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
+        self.sends = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
+        self.receipts = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
         self.releases = anyio.CapacityLimiter(_RELEASES_AT_ONCE)
 
     def read_capabilities(self) -> None:

@@ -103,6 +103,7 @@ class WritableLayers(Protocol):
 
         Raises:
             SnapshotNotFoundError: there is no such checkpoint.
+            OSError: ENAMETOOLONG for a path longer than 4,095 bytes, which a guest can make and no stream can tell.
         """
 
     def receive(self, name: str, fd: int, *, base: str | None, quota_bytes: int | None) -> None:

@@ -38,6 +38,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _IDS = 65_536
 """Ids that a sandbox has."""
 _LOOK_EVERY_BYTES = 64 << 20
+_ENTRY_BYTES = 4096
+"""What a command costs beside the bytes that it writes: entries take room, too."""
 _COPY_BYTES = 1 << 20
 _FICLONERANGE = 0x4020940D
 _OVERLAY = b"trusted.overlay."
@@ -118,6 +120,7 @@ class Receiver:
                 handler = self._handlers.get(item.command)
                 if handler is None:
                     raise StreamError(f"{item.command.name} has no place in a layer")
+                self._look(_ENTRY_BYTES)
                 handler(item)
         finally:
             self._forget()

@@ -114,7 +114,7 @@ class TransferSuite:
             receive_bytes(there.layers, "longer", data + b"x")
 
     def test_what_is_larger_than_the_quota_is_refused(self, here: Subject, there: Subject) -> None:
-        here.guest.write(here.layers.create("a", quota_bytes=None), "f", os.urandom(3 * QUOTA_BYTES))
+        here.guest.write(here.layers.create("a", quota_bytes=None), "f", os.urandom(QUOTA_BYTES + (2 << 20)))
         here.layers.checkpoint("a", "point")
         with sending(here.layers, "point", None) as fd, pytest.raises(SandboxDiskFullError):
             there.layers.receive("b", fd, base=None, quota_bytes=QUOTA_BYTES)

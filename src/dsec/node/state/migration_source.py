@@ -62,6 +62,8 @@ from dsec.stores.port import MigrationRecord
 _log = structlog.get_logger(__name__)
 WRITERS_S = 2.0
 """Requests that begin meanwhile wait: rather give up than hold them for as long as somebody uploads a gigabyte."""
+LONGEST_PAUSE_S = 30.0
+"""Rather give up than let a sandbox stand still for as long as a slow network or a guest's deep trees take."""
 ACKNOWLEDGE_S = 15.0
 """How long a caller waits for the target's word after the decision; it is told until it has heard in any case."""
 _MOST_ROUNDS = 100
@@ -299,8 +301,14 @@ class _Migration:
             )
         self._frozen = True
         await checkpoints.freeze(sandbox)
-        await self._send_present()
-        await self._peer.commit(self._record.migration_id, MigrationCommit(rounds=self._rounds))
+        with anyio.move_on_after(LONGEST_PAUSE_S) as scope:
+            await self._send_present()
+            await self._peer.commit(self._record.migration_id, MigrationCommit(rounds=self._rounds))
+        if scope.cancelled_caught:
+            raise MigrationFailedError(
+                f"{sandbox.sandbox_id} would have stood still for longer than {LONGEST_PAUSE_S:g} s",
+                resolution="try again when it writes less, or over a faster network",
+            )
 
     async def _decide(self) -> None:
         """Write that the sandbox is the target's: the one instruction before which it is ours and after which not."""

@@ -40,7 +40,7 @@ from dsec.service.migration import (
     ReleaseAnswer,
     RoundReceipt,
 )
-from dsec.stores.port import MigrationRecord
+from dsec.stores.port import MigrationRecord, SandboxRecord
 
 _log = structlog.get_logger(__name__)
 _LOOKS_PER_LEASE = 4
@@ -55,6 +55,7 @@ class Incoming:
         sandbox: the copy, once it is prepared; None also when its owner removed it.
         turn: held by the message that is answered.
         scope: of the round under way; cancelled by whoever gives the migration up.
+        began_boot_s: when it was offered, or taken up after a restart.
         heard_boot_s: when the source was heard, or asked, last.
     """
 
@@ -64,7 +65,7 @@ class Incoming:
         self.sandbox: Sandbox | None = None
         self.turn = anyio.Lock()
         self.scope: anyio.CancelScope | None = None
-        self.heard_boot_s = now_boot_s
+        self.began_boot_s = self.heard_boot_s = now_boot_s
 
 
 class Migrations:
@@ -256,8 +257,7 @@ class Migrations:
                 self._over(incoming)
                 return
             await self._revive(sandbox)
-            state = next_state(sandbox.state, Event.MIGRATED, sandbox_id=sandbox.sandbox_id)
-            ready = msgspec.structs.replace(sandbox.record, state=state)
+            ready = self._ready(sandbox)
             await records.write(core, done, ready)
             core.registry.forget_moved(sandbox.sandbox_id)
             sandbox.record = ready
@@ -266,6 +266,16 @@ class Migrations:
         watch(core, sandbox)
         self._lifetimes.watch(sandbox)
         core.recorder.add(EventKind.MOVED_HERE, sandbox_id=sandbox.sandbox_id, text=f"from {done.peer}")
+
+    def _ready(self, sandbox: Sandbox) -> SandboxRecord:
+        core, record = self._core, sandbox.record
+        state = next_state(sandbox.state, Event.MIGRATED, sandbox_id=sandbox.sandbox_id)
+        maximum_s = record.spec.lifetime.maximum_s
+        if record.boot_id != core.parts.boot_id and maximum_s is not None:
+            # It waited over a boot, whose time means nothing here: let the maximum begin again.
+            deadline_s = core.now_boot_s() + maximum_s
+            record = msgspec.structs.replace(record, deadline_boot_s=deadline_s, boot_id=core.parts.boot_id)
+        return msgspec.structs.replace(record, state=state)
 
     async def _revive(self, sandbox: Sandbox) -> None:
         core, name = self._core, instance_of(sandbox.record)
@@ -343,9 +353,8 @@ class Migrations:
 
     async def look(self) -> None:
         """Give up what was silent for longer than its lease, and ask the sources of what is prepared."""
-        now_s = self._core.now_boot_s()
         for incoming in tuple(self._incoming.values()):
-            if now_s - incoming.heard_boot_s < self._core.settings.migration_lease_s:
+            if not self._is_overdue(incoming):
                 continue
             try:
                 if incoming.record.target is TargetPhase.PREPARED:
@@ -355,6 +364,13 @@ class Migrations:
                     await self._break_off(incoming.record.migration_id, TargetEvent.LEASE_ENDED)
             except DsecError as error:
                 _log.warning("migration_waits", migration_id=incoming.record.migration_id, error=str(error))
+
+    def _is_overdue(self, incoming: Incoming) -> bool:
+        """Whether the source was silent for too long, or has been sending for longer than any migration may take."""
+        now_s, settings = self._core.now_boot_s(), self._core.settings
+        silent = now_s - incoming.heard_boot_s >= settings.migration_lease_s
+        is_open = incoming.record.target is TargetPhase.RECEIVING
+        return silent or (is_open and now_s - incoming.began_boot_s >= settings.migration_timeout_s)
 
     async def _ask(self, incoming: Incoming) -> None:
         """Ask the source how it decided, and do so."""

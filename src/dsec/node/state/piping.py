@@ -122,14 +122,24 @@ class SentLayer(Counted):
 
 @asynccontextmanager
 async def sending(core: Core, layer: str, parent: str | None) -> AsyncIterator[SentLayer]:
-    """Give the stream that makes the frozen layer out of the frozen layer `parent`, or out of nothing."""
+    """Give the stream that makes the frozen layer out of the frozen layer `parent`, or out of nothing.
+
+    It waits for its turn before it gives the stream: whoever receives it holds a thread for it, and must not hold that
+    for one that has not begun.
+    """
+    async with core.sends, _sending(core, layer, parent) as stream:
+        yield stream
+
+
+@asynccontextmanager
+async def _sending(core: Core, layer: str, parent: str | None) -> AsyncIterator[SentLayer]:
     reading, writing = _open_pipe()
     os.set_blocking(reading, False)
     stream = SentLayer(reading)
 
     async def work() -> None:
         try:
-            await anyio.to_thread.run_sync(core.parts.layers.send, layer, parent, writing, limiter=core.transfers)
+            await anyio.to_thread.run_sync(core.parts.layers.send, layer, parent, writing, limiter=_one_thread())
         except BrokenPipeError:
             pass  # Nobody reads any more.
         except OSError as error:
@@ -149,6 +159,11 @@ async def sending(core: Core, layer: str, parent: str | None) -> AsyncIterator[S
         with anyio.CancelScope(shield=True):
             # It holds the layer, and the end of the pipe is closed: it ends at once.
             await stream.sent.wait()
+
+
+def _one_thread() -> anyio.CapacityLimiter:
+    """For who has waited for its turn already."""
+    return anyio.CapacityLimiter(1)
 
 
 def _unsendable(layer: str, error: OSError) -> DsecError:
@@ -178,7 +193,7 @@ async def pour(
 
     async def taking() -> None:
         try:
-            await anyio.to_thread.run_sync(take, reading, limiter=core.transfers)
+            await anyio.to_thread.run_sync(take, reading, limiter=core.receipts)
         except DsecError as error:
             errors.append(error)
         finally:
