@@ -51,9 +51,9 @@ from dsec.episode.segments import (
     parse_segment_name,
     segment_name,
 )
-from dsec.stores.episode_log_tenure import DEFAULT_LEASE_S, Tenure, take_tenure
 from dsec.stores.episode_log_disk import Disk, HostDisk
 from dsec.stores.episode_log_reading import load_segments
+from dsec.stores.episode_log_tenure import DEFAULT_LEASE_S, Tenure, take_tenure
 
 DEFAULT_SEGMENT_BYTES = 4 * MIB
 MAXIMUM_EVENT_BYTES = 64 * MIB

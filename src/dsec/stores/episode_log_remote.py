@@ -28,6 +28,8 @@ from dsec.stores.episode_log_objects import (
 from dsec.stores.objects import ObjectStore
 
 _AT_ONCE = 16
+_READINGS = 3
+"""How often an answer that makes no sense is asked for."""
 _EPOCHS = 64
 """How many epochs below the newest known one are asked for at a gap."""
 
@@ -46,18 +48,24 @@ class _Reading:
 
     async def fetch(self, key: str) -> None:
         """Get one object; one that is not there, or no segment, is remembered as such."""
-        async with self.limiter:
+        problem = ""
+        for _ in range(_READINGS):
+            async with self.limiter:
+                try:
+                    data = await self.store.get(key)
+                except NotFoundError:
+                    self.missing.add(key)
+                    return
             try:
-                data = await self.store.get(key)
-            except NotFoundError:
-                self.missing.add(key)
+                segment = read_segment(key.rpartition("/")[2], data, episode_id=self.episode_id)
+            except StateCorruptedError as error:
+                problem = error.brief
+                continue
+            self.segments[key], self.data[key] = segment, data
+            if not segment.damage:
                 return
-        name = key.rpartition("/")[2]
-        try:
-            self.segments[key] = read_segment(name, data, episode_id=self.episode_id)
-            self.data[key] = data
-        except StateCorruptedError as error:
-            self.problems.append(error.brief)
+        if problem:
+            self.problems.append(problem)
             self.missing.add(key)
 
     def joined(self) -> JoinedLog:
@@ -113,11 +121,16 @@ async def _read(store: ObjectStore, episode_id: str) -> tuple[_Reading, Watermar
 
 
 async def _watermark(store: ObjectStore, episode_id: str) -> Watermark | None:
+    """Return the watermark; None if there is none, or none that can be read."""
     key = watermark_key(episode_id)
-    try:
-        return decode_watermark(await store.get(key), name=f"{store.url}/{key}")
-    except NotFoundError:
-        return None
+    for _ in range(_READINGS):
+        try:
+            return decode_watermark(await store.get(key), name=f"{store.url}/{key}")
+        except NotFoundError:
+            return None
+        except StateCorruptedError:
+            continue
+    return None
 
 
 async def _look_further(reading: _Reading, newest: int) -> None:

@@ -37,6 +37,8 @@ from dsec.stores.objects import ObjectStore
 DEFAULT_BACKOFF_S = (1.0, 3.0, 9.0, 30.0)
 """Seconds before a batch is tried again; the last one over and over, since a gap is filled whenever it can be."""
 DEFAULT_AT_ONCE = 4
+_READINGS = 3
+"""How often an answer that makes no sense is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,12 +227,17 @@ class LogUploader:
         raise StoreUnavailableError(f"{self._store.url} never answered")
 
     async def _stored_watermark(self) -> Watermark:
+        """Return the watermark in the store. One that cannot be read says nothing, and everything is put again."""
         key = watermark_key(self._episode_id)
-        try:
-            data = await self._store.get(key, timeout_s=self._settings.timeout_s)
-        except NotFoundError:
-            return NOTHING_STORED
-        return decode_watermark(data, name=f"{self._store.url}/{key}")
+        for _ in range(_READINGS):
+            try:
+                data = await self._store.get(key, timeout_s=self._settings.timeout_s)
+                return decode_watermark(data, name=f"{self._store.url}/{key}")
+            except NotFoundError:
+                return NOTHING_STORED
+            except StateCorruptedError as error:
+                self._on_trouble(error)
+        return NOTHING_STORED
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
