@@ -30,7 +30,7 @@ from dsec.testing.leaks import Leaks, clear_away, wait_loop_devices_gone
 from dsec.testing.node_pair import HERE, THERE, NodePair, node_pair
 from dsec.testing.node_process import NodeProcess
 
-LIVES = int(os.environ.get("DSEC_MIGRATION_LIVES", "6"))
+LIVES = int(os.environ.get("DSEC_CRASH_MOVES", "6"))
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(600)]
 IMAGE = "guest"
 PATIENCE_S = 40.0
@@ -230,7 +230,7 @@ async def test_a_kill_in_the_middle_leaves_exactly_one_with_what_was_acknowledge
         for _ in range(LIVES):
             source, target = at, THERE if at == HERE else HERE
             doomed = nodes[source if victim == HERE else target]
-            restart_to_die(doomed, int(10 ** chance.uniform(1.5, 4.2)))
+            restart_to_die(doomed, int(10 ** chance.uniform(2.5, 4.7)))
             async with pair.client(source) as mine:
                 writer = Writer(mine, box)
                 outcome = await move_until_somebody_dies(pair, writer, source, target, doomed)
