@@ -48,11 +48,8 @@ _QGROUP_CREATE = _request(_WRITE, 42, 16)
 _QGROUP_LIMIT = _request(_READ, 43, 48)
 _WAIT_SYNC = _request(_WRITE, 22, 8)
 _START_SYNC = _request(_READ, 24, 8)
-_GET_SUBVOL_INFO = _request(_READ, 60, 504)
 _SUBVOL_SYNC_WAIT = _request(_WRITE, 65, 16)
 
-_INFO_OTIME = 392
-"""Where `otime` stands in a `struct btrfs_ioctl_get_subvol_info_args`."""
 _SUBVOL_RDONLY = 2
 _SYNC_WAIT_FOR_QUEUED = 1
 _SUBVOL_QGROUP_INHERIT = 4
@@ -103,6 +100,24 @@ def snapshot(
     _make(parent_fd, _SNAP_CREATE_V2, name, source=source_fd, flags=flags, limit_bytes=limit_bytes)
 
 
+def write_out(source_fd: int, parent_fd: int, taken: str) -> None:
+    """Write out the data that the subvolume `source_fd` holds in memory, and wait for it, without a commit.
+
+    No call does that for one subvolume: syncfs(2) writes all of them and commits, a snapshot commits. But a snapshot is
+    refused under a name that is taken only after it has written out (`btrfs_mksnapshot` in fs/btrfs/ioctl.c). A kernel
+    that looks at the name first would write nothing here; the snapshot that follows then does it.
+
+    Args:
+        source_fd: the subvolume.
+        parent_fd, taken: a directory and a name that exists in it.
+    """
+    try:
+        snapshot(source_fd, parent_fd, taken, read_only=True)
+    except FileExistsError:
+        return
+    raise FileNotFoundError(errno.ENOENT, "the name was free, and a snapshot has it now", taken)
+
+
 def destroy_subvolume(parent_fd: int, name: str) -> None:
     """Remove a subvolume. Its cached inodes are dropped before the call returns, its extents afterwards."""
     _ioctl(parent_fd, _SNAP_DESTROY, struct.pack("=q4088s", 0, os.fsencode(name)), path=name)
@@ -143,12 +158,6 @@ def subvolume_id(fd: int) -> int:
     argument = struct.pack("=QQ4080x", 0, FIRST_SUBVOLUME_ID)
     identity: int = struct.unpack_from("=Q", _ioctl(fd, _INO_LOOKUP, argument))[0]
     return identity
-
-
-def made_at_ns(fd: int) -> int:
-    """Return when the subvolume that holds `fd` was made, by the wall clock that its files' times come from."""
-    seconds, nanoseconds = struct.unpack_from("=QI", _ioctl(fd, _GET_SUBVOL_INFO, bytes(504)), _INFO_OTIME)
-    return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
 def grow_to_device(fd: int) -> None:

@@ -16,7 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dsec.linux import btrfs, btrfs_stream
+from dsec.linux.btrfs_search import subvolume_info
 from dsec.linux.btrfs_stream import Attribute, Command, Item, StreamError, read_items
+from dsec.state.btrfs_inodes import touched_in_trees
 from dsec.state.disk_tree import DiskTree
 from dsec.state.trees import FrozenTree, Range, Touched
 
@@ -195,13 +197,14 @@ class BtrfsTree(DiskTree):
     """
 
     def __init__(self, checkpoint_fd: int, upper_fd: int) -> None:
-        super().__init__(upper_fd, frozen_at_ns=btrfs.made_at_ns(checkpoint_fd))
+        super().__init__(upper_fd, frozen_at_ns=subvolume_info(checkpoint_fd).made_at_ns)
         self._checkpoint_fd = os.dup(checkpoint_fd)
 
     def touched_since(self, base: FrozenTree) -> Touched | None:
         if not isinstance(base, BtrfsTree):
             return None
-        return touched_between(btrfs.subvolume_id(base._checkpoint_fd), self._checkpoint_fd)
+        told = touched_in_trees(base._checkpoint_fd, base, self._checkpoint_fd, self)
+        return told or touched_between(btrfs.subvolume_id(base._checkpoint_fd), self._checkpoint_fd)
 
     def close(self) -> None:
         super().close()

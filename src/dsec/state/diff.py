@@ -125,7 +125,17 @@ class _Comparison:
                 self._compare_below(path)
             else:
                 self._compare(path)
+        self._check_groups(self.tree, self.groups)
+        self._check_groups(self.base, self.old_groups)
+        self._compare_groups()
         return self._result(by_hint=True)
+
+    def _check_groups(self, tree: FrozenTree | None, groups: dict[int, list[bytes]]) -> None:
+        """A hint may have told of some names of an inode only."""
+        for paths in groups.values():
+            found = None if tree is None else tree.look(paths[0])
+            if found is None or len(set(paths)) != found.links:
+                raise _UnsureError
 
     def _was_same(self, path: bytes, new: Found) -> bool:
         old = self._old(path)
@@ -214,8 +224,6 @@ class _Comparison:
         """Note a name of an inode that has several; such are compared when all names are known."""
         if found.kind == "d" or found.links < 2:
             return False
-        if self.touched is not None:
-            raise _UnsureError  # The other names were perhaps not touched.
         groups.setdefault(found.inode, []).append(path)
         return True
 
