@@ -27,6 +27,7 @@ TINY: dict[str, tuple[str, ...]] = {
     "rollback": ("--samples", "2", "--size", "2M"),
     "checkpoint": ("--samples", "2", "--size", "2M"),
     "fork": ("--samples", "2", "--count", "3"),
+    "fingerprint": ("--samples", "2", "--count", "200"),
     "snapshot": ("--samples", "2", "--count", "3", "--size", "4M"),
     "density": ("--count", "8"),
     "rollout": ("--count", "2", "--samples", "1"),

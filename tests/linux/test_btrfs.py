@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,38 @@ def test_read_only_snapshot_keeps_what_was_and_refuses_writes(root_fd: int) -> N
     os.mkdir("x", dir_fd=frozen)
     os.close(frozen)
     os.close(source)
+
+
+_FIEMAP, _DELAYED = 0xC020660B, 0x4
+_EXTENTS = 512
+
+
+def unwritten_bytes(fd: int) -> int:
+    """Return how much of a file has no place on disk yet (Documentation/filesystems/fiemap.rst)."""
+    buffer = bytearray(struct.pack("=QQLLLL", 0, 1 << 62, 0, 0, _EXTENTS, 0) + bytes(_EXTENTS * 56))
+    fcntl.ioctl(fd, _FIEMAP, buffer)
+    (count,) = struct.unpack_from("=L", buffer, 20)
+    extents = (struct.unpack_from("=QQQ16xL12x", buffer, 32 + 56 * number) for number in range(count))
+    return sum(length for _, _, length, flags in extents if flags & _DELAYED)
+
+
+def test_one_subvolume_is_written_out_and_nothing_is_made(root_fd: int) -> None:
+    files = []
+    for name in ("a", "b"):
+        btrfs.create_subvolume(root_fd, name)
+        parent = opened(root_fd, name)
+        files.append(os.open("file", os.O_RDWR | os.O_CREAT, dir_fd=parent))
+        write_all(files[-1], 4 * MIB)
+        os.close(parent)
+    source = opened(root_fd, "a")
+    assert [unwritten_bytes(fd) for fd in files] == [4 * MIB, 4 * MIB]
+    btrfs.write_out(source, root_fd, "a")
+    assert [unwritten_bytes(fd) for fd in files] == [0, 4 * MIB]
+    assert sorted(os.listdir(f"/proc/self/fd/{root_fd}")) == ["a", "b"]
+    with pytest.raises(FileNotFoundError, match="a snapshot has it now"):
+        btrfs.write_out(source, root_fd, "free")
+    for fd in (source, *files):
+        os.close(fd)
 
 
 def test_taken_and_missing_names_are_errors(root_fd: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dsec.base.errors import RuntimeFailedError
 from dsec.base.units import MIB
+from dsec.bench.by_size import amounts_up_to
 from dsec.bench.context import BenchContext
 from dsec.bench.distribution import distribution
 from dsec.bench.report import Report, make_report
@@ -39,19 +40,12 @@ _COPYING = CommandRequest(
 _FORGET_COPY = CommandRequest(argv=("sh", "-c", "rm -r /home/user/copy; sync"), timeout_s=300)
 
 
-def sizes_up_to(largest_bytes: int) -> tuple[int, ...]:
-    """Return the amounts to write: 1 MiB and from there to the largest in steps of 16, the largest included."""
-    sizes = [min(MIB, largest_bytes)]
-    while sizes[-1] * 16 < largest_bytes:
-        sizes.append(sizes[-1] * 16)
-    return tuple(dict.fromkeys([*sizes, largest_bytes]))
-
-
 class _Subject:
     """A sandbox that has written so much."""
 
     def __init__(self, node: Node, sandbox_id: str, size_bytes: int) -> None:
         self._node, self._sandbox_id, self._size_bytes = node, sandbox_id, size_bytes
+        self.frozen_s: dict[str, list[float]] = {_SETTLED: [], _JUST_WRITTEN: []}
 
     async def run(self, request: CommandRequest) -> None:
         result = await self._node.run(self._sandbox_id, request)
@@ -61,12 +55,12 @@ class _Subject:
     async def settled(self) -> float:
         """Save what has reached the volume."""
         await self.run(_SYNC)
-        return await self._save()
+        return await self._save(_SETTLED)
 
     async def just_written(self) -> float:
         """Write all of it again, and save at once."""
         await write(self._node, self._sandbox_id, self._size_bytes)
-        return await self._save()
+        return await self._save(_JUST_WRITTEN)
 
     async def copied(self) -> float:
         """Copy all of it."""
@@ -76,49 +70,56 @@ class _Subject:
         await self.run(_FORGET_COPY)
         return watch.seconds
 
-    async def _save(self) -> float:
+    async def _save(self, how: str) -> float:
         state = state_of(self._node)
         with timed() as watch:
             info = await state.checkpoint(self._sandbox_id)
+        self.frozen_s[how].append(info.frozen_s)
         await state.remove_checkpoint(self._sandbox_id, info.checkpoint_id)
         return watch.seconds
 
 
 async def bench_checkpoint(context: BenchContext) -> Report:
     """Measure checkpoints by the amount written, beside a copy of the same files."""
-    options, sizes = context.options, sizes_up_to(context.options.size_bytes)
+    options, sizes = context.options, amounts_up_to(context.options.size_bytes)
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(context.workplace.embedded())
+        # What was removed counts until the file system has freed it, some seconds later.
+        quota_bytes = 16 * options.size_bytes + 64 * MIB
         contestants: dict[str, Sample] = {}
+        subjects: dict[int, _Subject] = {}
         for size in sizes:
-            spec = SandboxSpec(
-                image=context.workplace.image, resources=Resources(disk_bytes=4 * options.size_bytes + 64 * MIB)
-            )
-            subject = _Subject(node, (await node.create(spec)).sandbox_id, size)
+            spec = SandboxSpec(image=context.workplace.image, resources=Resources(disk_bytes=quota_bytes))
+            subject = subjects[size] = _Subject(node, (await node.create(spec)).sandbox_id, size)
             await subject.just_written()
             contestants[_name(_SETTLED, size)] = subject.settled
             contestants[_name(_JUST_WRITTEN, size)] = subject.just_written
             contestants[_COPY] = subject.copied  # Of the largest, which is the last.
         rounds = max(3, options.samples // 5)
         seconds = await alternate(contestants, rounds=rounds, progress=context.progress, warm_ups=1)
-    return _report(context, seconds, sizes)
+    return _report(context, seconds, subjects)
 
 
 def _name(how: str, size_bytes: int) -> str:
     return f"{how}, {size_bytes} bytes"
 
 
-def _report(context: BenchContext, seconds: dict[str, list[float]], sizes: tuple[int, ...]) -> Report:
+def _report(context: BenchContext, seconds: dict[str, list[float]], subjects: dict[int, _Subject]) -> Report:
     series: list[dict[str, Any]] = [
-        {"written_bytes": size, "how": how, "checkpoint_ms": distribution(seconds[_name(how, size)], scale=1e3)}
-        for size in sizes
+        {
+            "written_bytes": size,
+            "how": how,
+            "checkpoint_ms": distribution(seconds[_name(how, size)], scale=1e3),
+            "frozen_ms": distribution(subject.frozen_s[how], scale=1e3),
+        }
+        for size, subject in subjects.items()
         for how in (_SETTLED, _JUST_WRITTEN)
     ]
     return make_report(
         "checkpoint",
         "ms",
         "lower",
-        ours=distribution(seconds[_name(_SETTLED, sizes[-1])], scale=1e3),
+        ours=distribution(seconds[_name(_SETTLED, max(subjects))], scale=1e3),
         references={_COPY: distribution(seconds[_COPY], scale=1e3)},
         series=series,
         host=context.host,

@@ -39,12 +39,16 @@ def bench() -> None:
 
 def _command(benchmark: Benchmark) -> click.Command:
     @click.pass_context
-    def body(ctx: click.Context, /, as_json: bool, **wanted: Any) -> None:
+    def body(ctx: click.Context, /, as_json: bool, plot: Path | None = None, **wanted: Any) -> None:
         from dsec.bench.table import print_report
 
         root = ctx.find_root().params
         report = run_pure(benchmark, **wanted) if benchmark.pure else run(benchmark, root, **wanted)
         print_report(report, as_json=as_json)
+        if plot is not None:
+            from dsec.bench.by_size import draw_by_size
+
+            draw_by_size(report, plot, title=benchmark.picture, goal_ms=benchmark.goal_ms)
 
     return click.Command(
         benchmark.name, callback=body, params=_parameters(benchmark), help=benchmark.help, short_help=benchmark.help
@@ -79,6 +83,9 @@ def _parameters(benchmark: Benchmark) -> list[click.Parameter]:
         parameters.append(
             click.Option(["--size", "size"], default="1GiB", show_default=True, help="The largest amount of data.")
         )
+    if benchmark.picture:
+        directory = click.Path(path_type=Path, file_okay=False)
+        parameters.append(click.Option(["--plot"], type=directory, metavar="DIR", help="Draw the times there."))
     return parameters
 
 

@@ -26,6 +26,8 @@ class Benchmark:
         counts: what ``--count`` counts; empty: nothing.
         sizes: whether ``--size`` means something.
         pure: whether it needs no sandboxes: no image, no directory, no node.
+        picture: title of the picture that `--plot` draws over the amount written; empty: none.
+        goal_ms: drawn in it.
         installs: the reference that ``--install-reference`` installs; empty: none.
     """
 
@@ -37,6 +39,8 @@ class Benchmark:
     sizes: bool = False
     pure: bool = False
     installs: str = ""
+    picture: str = ""
+    goal_ms: float = 0.0
 
     def load(self) -> Measure:
         module, _, function = self.where.partition(":")
@@ -84,6 +88,8 @@ BENCHMARKS = (
         "dsec.bench.rollback:bench_rollback",
         "Roll back by the amount written; beside creating anew, here and with Docker Engine.",
         sizes=True,
+        picture="Rollback by the amount written",
+        goal_ms=15.0,
     ),
     Benchmark(
         "checkpoint",
@@ -91,6 +97,8 @@ BENCHMARKS = (
         "Save a sandbox's files by the amount written, settled and just written; beside a copy of them.",
         samples=30,
         sizes=True,
+        picture="Checkpoint by the amount written",
+        goal_ms=15.0,
     ),
     Benchmark(
         "fork",

@@ -7,6 +7,7 @@ from typing import Any
 
 from dsec.base.errors import RuntimeFailedError
 from dsec.base.units import MIB
+from dsec.bench.by_size import amounts_up_to
 from dsec.bench.context import BenchContext
 from dsec.bench.distribution import distribution
 from dsec.bench.docker import DockerEngine
@@ -22,14 +23,12 @@ _RECREATE = "destroy and create another sandbox"
 _DOCKER = "Docker Engine: remove and create another container"
 
 
-def sizes_up_to(largest_bytes: int) -> tuple[int, ...]:
-    """Return the amounts to write: nothing, a quarter, all."""
-    return (0, largest_bytes // 4, largest_bytes)
-
-
 def write_command(size_bytes: int) -> CommandRequest:
-    """Return what the guest runs to write so much, in files of 64 MiB."""
-    script = f"""set -e; mkdir -p {_MARKER}; left={size_bytes}; n=0
+    """Return what the guest runs to write so much, in new files of 64 MiB.
+
+    One that is emptied and written anew begins to go to disk when it is closed, which would make the rest easier.
+    """
+    script = f"""set -e; rm -rf {_MARKER}; mkdir -p {_MARKER}; left={size_bytes}; n=0
     while [ $left -gt 0 ]; do part=$((left < {64 * MIB} ? left : {64 * MIB}))
     head -c $part /dev/urandom > {_MARKER}/$n; left=$((left - part)); n=$((n + 1)); done"""
     return CommandRequest(argv=("sh", "-c", script), timeout_s=300)
@@ -66,7 +65,7 @@ async def write(service: SandboxService, sandbox_id: str, size_bytes: int) -> No
 async def bench_rollback(context: BenchContext) -> Report:
     """Measure rollbacks by the amount written, beside what one would do without them."""
     options, image = context.options, context.workplace.image
-    sizes = sizes_up_to(options.size_bytes)
+    sizes = (0, *amounts_up_to(options.size_bytes))
     spec = SandboxSpec(image=image, resources=Resources(disk_bytes=2 * options.size_bytes + 64 * MIB))
     async with AsyncExitStack() as stack:
         engine = stack.enter_context(context.docker())
