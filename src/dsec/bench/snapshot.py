@@ -112,7 +112,10 @@ async def bench_snapshot(context: BenchContext) -> Report:
         with timed() as whole:
             first = await tree.saved()
         seconds, infos = await _differences(context, tree)
-        chain = await _chain(context, node, tree)
+        await node.remove(tree.sandbox_id)
+        # Smaller, so that both can be restored often enough to tell them apart.
+        small = _Tree(node, (await node.create(spec)).sandbox_id, size // 4)
+        chain = await _chain(context, node, small)
         workload = await measure_workload(context, node)
     per_changed = [info.stored_bytes / tree.changed_bytes for info in infos]
     series: list[dict[str, Any]] = [
@@ -156,6 +159,7 @@ async def _chain(context: BenchContext, node: Node, tree: _Tree) -> dict[str, An
     """Restore one state from a chain of differences and merged, in turn."""
     state = state_of(node)
     context.progress.say(f"growing a chain of {_CHAIN}")
+    await tree.make()
     long = await _grow(tree)
     # A snapshot of the same checkpoint upon it is longer than a chain may be, and is merged in the background.
     point = (await state.list_checkpoints(tree.sandbox_id))[-1].checkpoint_id
@@ -172,13 +176,14 @@ async def _chain(context: BenchContext, node: Node, tree: _Tree) -> dict[str, An
 
     seconds = await alternate(
         {"chain": lambda: restored(long), "merged": lambda: restored(short)},
-        rounds=max(3, context.options.samples // 5),
+        rounds=max(3, context.options.samples // 2),
         progress=context.progress,
         warm_ups=1,
     )
     chain, merged = (distribution(seconds[name], scale=1e3) for name in ("chain", "merged"))
     return {
         "what": "restore",
+        "content_bytes": long.content_bytes,
         "differences": await _depth(node, long),
         "chain_ms": chain,
         "merged_ms": merged,
