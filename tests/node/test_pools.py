@@ -325,6 +325,20 @@ async def test_a_paused_sandbox_and_an_expired_one_come_back_too(host: MemoryHos
     assert (await statistics(node)).ready == 2
 
 
+async def test_how_long_a_tenant_was_paused_is_nothing_that_the_next_one_sees(host: MemoryHost, node: Node) -> None:
+    await filled(node, PoolChange(floor=1, maximum=1, spreads=0.0))
+    await node.create(SPEC, sandbox_id="sbx-a")
+    await node.pause("sbx-a", keep_memory=True)
+    host.clock.advance(5.0)
+    await node.resume("sbx-a")
+    await node.pause("sbx-a", keep_memory=True)
+    await node.remove("sbx-a")
+    await quiet(node)
+    await node.create(SPEC, sandbox_id="sbx-b")
+    record = node._core.registry.find("sbx-b").record
+    assert (record.paused_s, record.paused_boot_s, record.keeps_memory) == (0.0, None, False)
+
+
 async def test_one_that_dies_is_lost_to_the_pool_and_replaced(host: MemoryHost, node: Node) -> None:
     await filled(node)
     await node.create(SPEC, sandbox_id="sbx-a")

@@ -89,13 +89,16 @@ async def stop(core: Core, sandbox: Sandbox, cause: str = "stopped on request") 
 async def _stop(core: Core, sandbox: Sandbox, cause: str) -> None:
     # Of a sandbox that failed the first cause counts; that of one that lives tells of something else.
     kept = sandbox.record.cause if sandbox.record.cause_code else cause
-    if core.pools is not None and core.pools.is_recyclable(sandbox):
+    pools = core.pools
+    goes_back = pools is not None and pools.is_recyclable(sandbox)
+    # Announced before anything of it ends, also where its berth goes back: a node that dies in between goes on with it.
+    await core.move(sandbox, Event.STOP_BEGAN, cause=kept)
+    if pools is not None and goes_back:
         try:
-            await core.pools.take_back(sandbox, kept)
+            await pools.take_back(sandbox, kept)
             return
         except DsecError as error:
             _log.warning("not_taken_back", sandbox_id=sandbox.sandbox_id, error=str(error))
-    await core.move(sandbox, Event.STOP_BEGAN, cause=kept)
     await take_apart(core, sandbox, SandboxExitedError(f"{sandbox.sandbox_id} was stopped", detail=kept))
     await core.parts.journal.delete_processes(sandbox.sandbox_id)
     await core.move(sandbox, Event.STOPPED)

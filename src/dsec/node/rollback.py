@@ -68,7 +68,14 @@ async def _roll_back(core: Core, sandbox: Sandbox, target: CheckpointRecord | No
     if sandbox.state is SandboxState.PAUSED:
         # A frozen instance is ended as it is; only the record passes through `ready`.
         await core.move(sandbox, Event.RESUMED, paused_boot_s=None, keeps_memory=False)
-    await core.move(sandbox, Event.ROLLBACK_BEGAN, rollback_to=None if target is None else target.layer)
+    before = sandbox.record
+    # Why it is done is told from here on: a node that goes the rest of the way after a kill knows it from the journal.
+    await core.move(
+        sandbox,
+        Event.ROLLBACK_BEGAN,
+        rollback_to=None if target is None else target.layer,
+        cause="" if because is None else f"rolled back: {because.brief}",
+    )
     old = sandbox.record
     new = next_generation(old)
     sandbox.layers.add(new.layer)
@@ -76,7 +83,7 @@ async def _roll_back(core: Core, sandbox: Sandbox, target: CheckpointRecord | No
         make_layer(core, old, new.layer)
     except DsecError:
         # Nothing of the old generation was touched: the sandbox is what it was.
-        await core.move(sandbox, Event.ROLLED_BACK, rollback_to=None)
+        await core.move(sandbox, Event.ROLLED_BACK, rollback_to=None, cause=before.cause)
         raise
     await _replace(core, sandbox, new, because)
     core.supervisor.start(f"discard {old.layer}", lambda: _discard(core, sandbox, old))
@@ -95,11 +102,11 @@ async def _replace(core: Core, sandbox: Sandbox, new: SandboxRecord, because: Ds
         await core.parts.journal.delete_processes(sandbox.sandbox_id)
 
     sandbox.generation = await together(lambda: core.launch(new), end_old)
-    await complete(core, sandbox, new, because)
+    await complete(core, sandbox, new)
     watch(core, sandbox)
 
 
-async def complete(core: Core, sandbox: Sandbox, new: SandboxRecord, because: DsecError | None = None) -> None:
+async def complete(core: Core, sandbox: Sandbox, new: SandboxRecord) -> None:
     """Give the new generation, which runs alone now, what was exported for it, and let the sandbox be ready."""
     old = sandbox.record
     if new.tenancy is Tenancy.OCCUPIED:  # Of what nobody has, its pool looks itself.
@@ -113,7 +120,6 @@ async def complete(core: Core, sandbox: Sandbox, new: SandboxRecord, because: Ds
         layer=new.layer,
         rollback_to=None,
         current=None if current is None else current.checkpoint_id,
-        cause="" if because is None else f"rolled back: {because.brief}",
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from anyio.lowlevel import checkpoint
 
+from dsec.model.process import ProcessState
 from dsec.model.sandbox import SandboxFilter, SandboxState
 from dsec.node.node import Node
 from dsec.testing.faults import Faults, check_no_leak, killed
@@ -35,17 +36,21 @@ class Case:
 
     Attributes:
         name: for the test's id.
+        host: makes the host.
         prepare: makes the scene.
         act: the operation; made again after the kill, it must succeed.
         between: further outcomes that an interruption may leave, each made by running it on the scene.
         repeats: whether the operation, made again after it was done, changes nothing.
+        probe: has to succeed after each death.
     """
 
     name: str
+    host: Callable[[], MemoryHost] = MemoryHost
     prepare: Action
     act: Action
     between: tuple[Action, ...] = ()
     repeats: bool = True
+    probe: Action | None = None
 
 
 async def settle() -> None:
@@ -55,7 +60,7 @@ async def settle() -> None:
 
 
 async def seen(host: MemoryHost, node: Node) -> View:
-    """Look at every sandbox."""
+    """Look at every sandbox, and at what outlives them."""
     view: dict[str, object] = {}
     for info in await node.list(_EVERY):
         sandbox = node._core.registry.find(info.sandbox_id)
@@ -63,7 +68,20 @@ async def seen(host: MemoryHost, node: Node) -> View:
         names = {key: record.name for key, record in records.items()}
         tree = {(each.name, names.get(each.parent or "")) for each in records.values()}
         current = names.get(sandbox.record.current or "")
-        view[info.sandbox_id] = (info.state, info.generation, _files(host, sandbox.record.layer), tree, current)
+        # Of a process that was not acknowledged it may not be known whether it ran; of others it is.
+        known = (each for each in await node.list_processes(info.sandbox_id) if each.state is not ProcessState.UNKNOWN)
+        processes = sorted((each.argv, each.state.value) for each in known)
+        # Which of two requests ended it is no difference.
+        why = "" if sandbox.generation is None else info.cause
+        what_it_is = (info.state, info.generation, why, processes)
+        view[info.sandbox_id] = (*what_it_is, _files(host, sandbox.record.layer), tree, current)
+        if sandbox.generation is not None:
+            instance = host.runtime.instance(sandbox.generation.instance.instance_id)
+            assert instance.paused == (info.state is SandboxState.PAUSED), (
+                "what stands still is paused, and nothing else"
+            )
+    view["images"] = {image.name for image in host.images.list()}
+    view["snapshots"] = {info.name for info in await node.state.list_snapshots()}
     return view
 
 
@@ -75,7 +93,7 @@ def _files(host: MemoryHost, layer: str) -> dict[str, object]:
 
 async def _outcome(case: Case, act: Action | None) -> View:
     """What is seen when the operation is not interrupted."""
-    host = MemoryHost()
+    host = case.host()
     async with host.node() as node:
         await case.prepare(node)
         if act is not None:
@@ -104,7 +122,7 @@ async def check_every_step(case: Case) -> int:
 
 
 async def _survive(case: Case, faults: Faults, allowed: list[View], asked: View, *, again: bool) -> bool:
-    host = MemoryHost()
+    host = case.host()
     faults.armed = False
 
     async def scene(node: Node) -> None:
@@ -127,12 +145,16 @@ async def _survive(case: Case, faults: Faults, allowed: list[View], asked: View,
             await settle()
             await check_no_leak(host, node)
             assert await seen(host, node) == asked
+        if case.probe is not None:
+            await case.probe(node)
         await remove_everything(host, node)
     return was_killed
 
 
 async def remove_everything(host: MemoryHost, node: Node) -> None:
     """Every state has a way out; nothing is left on the host."""
+    for pool in await node.pools.list_pools():
+        await node.pools.remove_pool(pool.pool_id)
     for info in await node.list(_EVERY):
         await node.remove(info.sandbox_id)
     await settle()

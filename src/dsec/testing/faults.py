@@ -147,6 +147,11 @@ async def killed(host: MemoryHost, faults: Faults, action: Callable[[Node], Awai
             faults.armed = False
     except Killed:
         return True
+    except BaseExceptionGroup as several:
+        # A task group of the node's wraps its deaths.
+        if several.split(Killed)[1] is not None:
+            raise
+        return True
     assert not faults.dead, "the node swallowed its own death"
     return False
 

@@ -123,6 +123,9 @@ async def vacate(core: Core, pool: PoolRecord, sandbox: Sandbox, cause: str) -> 
         rollback_to=None,
         current=None,
         cause="",
+        paused_boot_s=None,
+        paused_s=0.0,
+        keeps_memory=False,
         tenancy=Tenancy.USED,
     )
     await core.parts.journal.exchange(stopped, vacant)
