@@ -128,6 +128,13 @@ BENCHMARKS = (
         counts="sandboxes",
     ),
     Benchmark(
+        "migrate",
+        "dsec.bench.migrate:bench_migrate",
+        "How long a sandbox stands still when it moves between two nodes; beside copying all that it wrote.",
+        samples=50,
+        sizes=True,
+    ),
+    Benchmark(
         "density",
         "dsec.bench.density:bench_density",
         "Fill the host with idle sandboxes: memory of each; the last creations beside the first.",

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,8 @@ from dsec.sdk.keepalive import Endpoint
 _PREFIX = "dsec-bench-"
 _REMOVALS_AT_ONCE = 4
 _CLEAN_UP_TIMEOUT_S = 600.0
+_PAIR_HOST_IDS, _PAIR_HOST_IDS_EACH = 0x6000_0000, 0x0400_0000
+"""Two nodes of one host must not give two sandboxes the same ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +167,30 @@ class Workplace:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[Served]:
         """A node in a process of its own; it and its sandboxes are gone at the end."""
-        state_dir = self._state_dir("served")
-        child = await anyio.to_thread.run_sync(self._start, state_dir)
+        async with self._serving(self._state_dir("served"), 0, {}) as served:
+            yield served
+
+    @asynccontextmanager
+    async def served_pair(self) -> AsyncIterator[tuple[Served, Served]]:
+        """Two nodes in processes of their own that are each other's peers."""
+        names = ("benca", "bencb")
+        ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        peers = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in ports.items())
+        secret = secrets.token_hex()
+        async with AsyncExitStack() as stack:
+            served = []
+            for number, (name, port) in enumerate(ports.items()):
+                state_dir = self._state_dir(name)
+                (state_dir / "node.id").write_text(f"{name}\n")
+                (state_dir / "peer-token").touch(0o600)
+                (state_dir / "peer-token").write_text(secret)
+                settings = {"peers": peers, "first_host_id": str(_PAIR_HOST_IDS + number * _PAIR_HOST_IDS_EACH)}
+                served.append(await stack.enter_async_context(self._serving(state_dir, port, settings)))
+            yield served[0], served[1]
+
+    @asynccontextmanager
+    async def _serving(self, state_dir: Path, port: int, settings: Mapping[str, str]) -> AsyncIterator[Served]:
+        child = await anyio.to_thread.run_sync(self._start, state_dir, port, settings)
         try:
             assert child.stdout is not None
             where = json.loads(await anyio.to_thread.run_sync(child.stdout.readline) or b"{}")
@@ -176,9 +202,11 @@ class Workplace:
             with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLEAN_UP_TIMEOUT_S):
                 await anyio.to_thread.run_sync(_end, child, state_dir)
 
-    def _start(self, state_dir: Path) -> subprocess.Popen[bytes]:
-        overrides = [part for name, value in self._overrides.items() for part in ("--set", f"{name}={value}")]
-        argv = [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), *overrides, "up", "--port", "0", "--json"]
+    def _start(self, state_dir: Path, port: int, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        chosen = {**settings, **self._overrides}
+        overrides = [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]
+        argv = [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), *overrides]
+        argv += ["up", "--port", str(port), "--json"]
         with (state_dir / "log").open("wb") as log:
             # In a session of its own, so that a terminal's interrupt reaches us alone, and we end it in order.
             return subprocess.Popen(
@@ -215,6 +243,13 @@ async def remove_all(node: Node) -> None:
 
         for info in await node.list(SandboxFilter(states=tuple(SandboxState))):
             group.start_soon(remove, info.sandbox_id)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens on now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _end(child: subprocess.Popen[bytes], state_dir: Path) -> None:
