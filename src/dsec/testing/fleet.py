@@ -61,6 +61,24 @@ class Wire:
             raise NodeUnavailableError(f"{name} was lost")
 
 
+class FleetFaults(Faults):
+    """Faults of one life of a node, whose strike may be something else than its death.
+
+    Attributes:
+        on_strike: what happens instead, perhaps in a thread; None: the node dies.
+    """
+
+    def __init__(self, *, kill_at: int = 0) -> None:
+        super().__init__(kill_at=kill_at)
+        self.on_strike: Callable[[], object] | None = None
+
+    def _strike(self) -> None:
+        if self.on_strike is None:
+            super()._strike()
+        else:
+            self.on_strike()
+
+
 class _MemoryPeer:
     """A node as another one of the fleet sees it."""
 
@@ -144,7 +162,7 @@ class Fleet:
     group: anyio.abc.TaskGroup
     hosts: dict[str, MemoryHost]
     nodes: dict[str, Node] = field(default_factory=dict)
-    faults: dict[str, Faults] = field(default_factory=dict)
+    faults: dict[str, FleetFaults] = field(default_factory=dict)
     wire: Wire = field(default_factory=Wire)
     deaths: list[str] = field(default_factory=list)
     restart_kill_at: int = 0
@@ -154,7 +172,7 @@ class Fleet:
 
     async def start(self, name: str, *, kill_at: int = 0) -> Node | None:
         """Start a node; None when it died while it did."""
-        faults = Faults(kill_at=kill_at or _FOR_EVER)
+        faults = FleetFaults(kill_at=kill_at or _FOR_EVER)
         faults.armed = bool(kill_at)
         self.faults[name], self._ends[name], self._gone[name] = faults, anyio.Event(), anyio.Event()
         tried = anyio.Event()
@@ -162,7 +180,7 @@ class Fleet:
         await tried.wait()
         return self.nodes.get(name)
 
-    async def _live(self, name: str, faults: Faults, tried: anyio.Event) -> None:
+    async def _live(self, name: str, faults: FleetFaults, tried: anyio.Event) -> None:
         try:
             async with Node.open(faults.parts(self.hosts[name])) as node:
                 self.nodes[name] = node

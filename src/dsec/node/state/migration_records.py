@@ -29,9 +29,12 @@ def remember(core: Core, record: MigrationRecord) -> None:
 
 
 async def forget(core: Core, record: MigrationRecord, *, erased: str | None = None) -> None:
-    """Give a migration up: not to know it is to have given it up. What there was of it is gone already."""
-    await core.parts.journal.exchange(erased=erased, given_up=[record])
+    """Give a migration up: not to know it is to have given it up. What there was of it is gone already.
+
+    Should the journal not take it, a restart gives it up as well; so memory may say so at once.
+    """
     core.migrations.pop(record.migration_id, None)
+    await core.parts.journal.exchange(erased=erased, given_up=[record])
 
 
 def status_of(core: Core, migration_id: str) -> MigrationStatus:

@@ -23,6 +23,7 @@ from dsec.base.errors import (
     DsecError,
     InvalidRequestError,
     MigrationFailedError,
+    PlatformError,
     SandboxExitedError,
     SandboxNotFoundError,
     UnknownOutcomeError,
@@ -329,16 +330,30 @@ class _Migration:
                 if self._frozen:
                     await checkpoints.thaw(sandbox.running().instance)
             finally:
-                if sandbox.state is SandboxState.MIGRATING:
-                    await core.move(sandbox, Event.MIGRATED)
-                self._drop_last()
-                await records.forget(core, self._record)
+                try:
+                    await self._go_on()
+                finally:
+                    self._drop_last()
+                    await records.forget(core, self._record)
         core.recorder.add(
             EventKind.NOT_MOVED,
             sandbox_id=sandbox.sandbox_id,
             text=f"to {self._record.peer}, {self._request.reason}: {self._why}",
         )
         core.supervisor.start(f"abort {self._record.migration_id}", self._abort)
+
+    async def _go_on(self) -> None:
+        """Let requests through again, also when the journal cannot be written: it says `copying` still, so that a
+        restart comes to the same."""
+        sandbox = self._sandbox
+        if sandbox.state is not SandboxState.MIGRATING:
+            return
+        try:
+            await self._core.move(sandbox, Event.MIGRATED)
+        except PlatformError as error:
+            _log.error("going_on_not_journalled", sandbox_id=sandbox.sandbox_id, error=str(error))
+            state = next_state(sandbox.state, Event.MIGRATED, sandbox_id=sandbox.sandbox_id)
+            sandbox.record = msgspec.structs.replace(sandbox.record, state=state)
 
     def _drop_last(self) -> None:
         if self._last:
