@@ -22,7 +22,7 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from dsec.base.errors import HostDiskFullError, InvalidRequestError, SandboxDiskFullError
@@ -45,6 +45,7 @@ _FICLONERANGE = 0x4020940D
 _OVERLAY = b"trusted.overlay."
 _HOST_BOUND = frozenset(_OVERLAY + name for name in (b"origin", b"impure", b"uuid", b"nlink", b"upper"))
 _KEPT = (_OVERLAY, b"user.", b"security.capability", b"system.posix_acl_")
+_MAKING = frozenset({Command.MKFILE, Command.MKDIR, Command.MKNOD, Command.MKFIFO, Command.MKSOCK, Command.SYMLINK})
 _CANNOT_CLONE = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.ENOTTY})
 
 
@@ -116,15 +117,44 @@ class Receiver:
             first = next(items, None)
             if first is None or first.command not in (Command.SUBVOL, Command.SNAPSHOT):
                 raise StreamError("it does not begin with a subvolume")
-            for item in items:
-                handler = self._handlers.get(item.command)
-                if handler is None:
-                    raise StreamError(f"{item.command.name} has no place in a layer")
-                self._look(_ENTRY_BYTES)
-                handler(item)
+            self._apply_all(items)
         finally:
             self._forget()
         _check_pair(self._root_fd)
+
+    def _apply_all(self, items: Iterator[Item]) -> None:
+        """The kernel makes every entry under a temporary name and renames it at once: it is made in its place."""
+        made: Item | None = None
+        for item in items:
+            if made is not None:
+                making, made = made, None
+                if self._made_in_place(making, item):
+                    continue
+            if item.command in _MAKING:
+                made = item
+            else:
+                self._do(item)
+        if made is not None:
+            self._do(made)
+
+    def _made_in_place(self, making: Item, item: Item) -> bool:
+        """Make an entry; return whether `item` is its rename, and done with that."""
+        if item.command is Command.RENAME and item.data(Attribute.PATH) == making.data(Attribute.PATH):
+            moved = Item(making.command, making.attributes | {Attribute.PATH: item.data(Attribute.PATH_TO)})
+            try:
+                self._do(moved)
+                return True
+            except FileExistsError:
+                pass  # The rename replaces what is there.
+        self._do(making)
+        return False
+
+    def _do(self, item: Item) -> None:
+        handler = self._handlers.get(item.command)
+        if handler is None:
+            raise StreamError(f"{item.command.name} has no place in a layer")
+        self._look(_ENTRY_BYTES)
+        handler(item)
 
     # -- finding ----------------------------------------------------------------------------------------------------
 
