@@ -368,6 +368,18 @@ async def test_what_came_to_a_node_stays_for_a_while(fleet: Fleet, small: Node) 
     assert len(await ids(small)) == 1
 
 
+async def test_with_the_setting_a_node_looks_by_itself(fleet: Fleet, small: Node) -> None:
+    made = await make(small, 3)
+    fleet.hosts[HERE].settings = NodeSettings(runtime="memory", maximum_sandboxes=4, balance_look_s=0.001)
+    await fleet.stop(HERE)
+    node = await fleet.start(HERE)
+    assert node is not None
+    with anyio.fail_after(5):
+        while len(found := await ids(node)) > 1:  # noqa: ASYNC110 - nobody tells when a look has happened.
+            await anyio.sleep(0.005)
+    assert found < set(made)
+
+
 async def test_a_move_that_is_refused_leaves_everything_as_it_is(fleet: Fleet, small: Node) -> None:
     made = await make(small, 3)
     for name in (THERE, YONDER):

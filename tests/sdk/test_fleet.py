@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 
+from dsec import Client
 from dsec.base.errors import AlreadyExistsError, InvalidRequestError, NodeUnavailableError, SandboxMovedError
 from dsec.model.fleet import DrainProgress, DrainReport, DrainRequest
 from dsec.model.process import CommandRequest
@@ -14,7 +16,7 @@ from dsec.model.sandbox import SandboxSpec
 from dsec.model.state import CheckpointRequest, ForkRequest, MigrationRequest
 from dsec.sdk.fleet import fleet_of
 from dsec.sdk.state import state_of
-from dsec.testing.http_fleet import Served, http_fleet
+from dsec.testing.http_fleet import TOKEN, Served, http_fleet
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 HERE, THERE = "nadea", "nadeb"
@@ -113,3 +115,19 @@ async def test_a_node_is_emptied_from_outside(fleet: dict[str, Served]) -> None:
     with pytest.raises(InvalidRequestError):
         async with fleet_of(client).drain(DrainRequest(to=("nadec",))):
             pass
+
+
+async def test_the_blocking_half_follows_too(fleet: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = ",".join(f"{name}={served.url}" for name, served in fleet.items())
+    monkeypatch.setenv("DSEC_PEERS", peers)
+
+    def work() -> None:
+        with Client(fleet[HERE].url, token=TOKEN) as client, client.create() as box:
+            box.files.write("/tmp/f", b"kept")
+            assert box.migrate(THERE).target == THERE
+            assert box.files.read("/tmp/f") == b"kept"
+            assert box.run("echo here").stdout == "here\n"
+            assert box.info().node == THERE
+
+    await anyio.to_thread.run_sync(work)
+    assert await fleet[THERE].client.list() == []

@@ -26,6 +26,7 @@ from dsec.base.errors import (
 )
 from dsec.linux.pipes import Pipe
 from dsec.model.peer import Peer as ListedPeer
+from dsec.node.node import Node
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
 from dsec.sdk.peers import HttpPeer, HttpPeers
@@ -33,6 +34,8 @@ from dsec.service.content import GeneratedStream
 from dsec.service.migration import MigrationCommit
 from dsec.service.peers import Peer
 from dsec.service.port import SandboxService
+from dsec.testing.fleet import _MemoryPeer as memory_peer
+from dsec.testing.fleet import fleet_of
 from dsec.testing.peer_suite import (
     LAYER_ROUND,
     MIGRATION,
@@ -83,6 +86,18 @@ class TestPeersInOneProcess(PeerSuite):
             yield side
 
         return direct
+
+
+class TestPeersOfAMemoryFleet(PeerSuite):
+    @pytest.fixture
+    def connect(self) -> Connect:
+        @asynccontextmanager
+        async def in_a_fleet(side: ScriptedSide) -> AsyncIterator[Peer]:
+            async with fleet_of() as fleet:
+                fleet.nodes[TARGET] = cast(Node, Half(side))
+                yield memory_peer(fleet, TARGET)
+
+        return in_a_fleet
 
 
 class TestPeersOverHttp(PeerSuite):

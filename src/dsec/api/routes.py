@@ -371,6 +371,8 @@ ROUTES: Mapping[str, Route] = {route.name: route for route in _TABLE}
 def deadline_of(route: Route, body: Any) -> float:
     """Seconds that the operation may take: the route's own, plus what the body asks for."""
     if isinstance(body, ForkRequest):
+        if body.spread:
+            return TRANSFER_S  # Its children move, with all that their parent wrote.
         return min(route.deadline_s + CHILD_S * max(0, body.count), TRANSFER_S)
     if body is None or not hasattr(body, "timeout_s"):
         return route.deadline_s

@@ -130,5 +130,6 @@ class NoPeers:
 
     async def find(self, node: str) -> Peer:
         raise InvalidRequestError(
-            f"{node[:200]!r} is not a peer of this node", resolution="name it in this node's setting `peers`"
+            f"{node[:200]!r} is not a peer of this node: it has none",
+            resolution="name it in this node's setting `peers`, and serve it with `dsec up`, where peers reach it",
         )
