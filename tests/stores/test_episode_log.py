@@ -169,6 +169,24 @@ def test_without_a_state_nothing_is_dropped() -> None:
     assert content.first == 1
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "after an opening"])
+def test_a_state_in_a_segment_that_has_just_begun_takes_its_place(again: bool) -> None:
+    disk = SimulatedDisk()
+    log = create_log(place(disk), identity())
+    log.append(committed(1))
+    log.rotate()
+    if again:
+        log.close()
+        log, _ = open_log(place(disk))
+    log.append(state(1))
+    log.append(committed(2))
+    log.save()
+    log.close()
+    content = read_episode_log(DIRECTORY, disk=disk)
+    assert content.completeness is Completeness.OPEN
+    assert [record.number for record in content.rounds] == [2]
+
+
 def test_each_opening_takes_the_next_epoch_and_leaves_nothing_of_the_last_behind() -> None:
     disk = SimulatedDisk()
     create_log(place(disk), identity()).close()

@@ -317,7 +317,8 @@ class EpisodeLog:
             raise self._stop(self._suspect(error)) from error
         if self._handle >= 0:
             disk.close(self._handle)
-            self._sealed.append(SavedSegment(self._name, self._first, self._saved.bytes))
+            if self._name != name:  # A segment that held no event yet has just been replaced by this one.
+                self._sealed.append(SavedSegment(self._name, self._first, self._saved.bytes))
         self._handle, self._name, self._first = handle, name, first
         if lines:
             self._checksum = line_checksum(lines[-1])
