@@ -298,6 +298,8 @@ class _Comparison:
         candidates = self._hinted(path, new, old)
         if candidates is not None and _bytes_in(candidates) <= _FEW * new.size:
             return Content(status, new.size, candidates, origin)
+        if candidates is not None and _bytes_in(candidates) > _MOST_OF_IT * new.size:
+            return Content(status, new.size, self._all_of(path, new), None)
         changed = self._compared(path, new, origin, candidates)
         if _bytes_in(changed) > _MOST_OF_IT * new.size:
             return Content(status, new.size, self._all_of(path, new), None)
