@@ -128,6 +128,13 @@ async def test_the_blocking_half_follows_too(fleet: dict[str, Served], monkeypat
             assert box.files.read("/tmp/f") == b"kept"
             assert box.run("echo here").stdout == "here\n"
             assert box.info().node == THERE
+            other = client.create()
+            seen: list[str] = []
+            assert client.drain(THERE, on_progress=lambda event: seen.append(event.sandbox_id)).moved
+            assert seen == ["", other.sandbox_id]
+            assert client.fleet().draining
+            client.undo_drain()
+            other.close()
 
     await anyio.to_thread.run_sync(work)
     assert await fleet[THERE].client.list() == []

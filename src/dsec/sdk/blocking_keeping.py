@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsec.sdk import keeping
+from dsec.sdk._sync.fleet import BlockingFleet
 from dsec.sdk._sync.service import BlockingService
 from dsec.sdk._sync.state import BlockingState
 from dsec.sdk.bridge import background, call
@@ -36,6 +37,11 @@ def shared_blocking_service() -> BlockingService:
 def state_of(service: BlockingService) -> BlockingState:
     """Return what keeps the state of a service's sandboxes; see `dsec.sdk.state.state_of`."""
     return BlockingState(keeping.state_of(service._service))
+
+
+def fleet_of(service: BlockingService) -> BlockingFleet:
+    """Return a service's node among its peers; see `dsec.sdk.fleet.fleet_of`."""
+    return BlockingFleet(keeping.fleet_of(service._service))
 
 
 def _close_shared() -> None:

@@ -9,14 +9,17 @@ from typing import Unpack
 
 from dsec.base.errors import NodeUnavailableError
 from dsec.model.capability import CapabilityReport
+from dsec.model.fleet import DrainProgress, DrainReport, DrainRequest, FleetInfo
 from dsec.model.image import ImageInfo
 from dsec.model.sandbox import SandboxFilter, SandboxInfo, SandboxSpec, SandboxState
 from dsec.model.state import JobAction, JobInfo, JobProgress, JobReport, RestoreRequest, SnapshotInfo
 from dsec.sdk._async.sandbox import AsyncSandbox
-from dsec.sdk.keeping import Keeper, state_of
+from dsec.sdk.keeping import Keeper, fleet_of, state_of
 from dsec.sdk.values import SpecFields
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, SandboxService
 
+Drained = Callable[[DrainProgress], None]
+"""What is called as a drain gets on."""
 Progressed = Callable[[JobProgress], None]
 """What is called as an action on a job gets on."""
 
@@ -138,6 +141,35 @@ class AsyncClient:
                 if on_progress is not None:
                     on_progress(event)
         raise NodeUnavailableError(f"the node told no outcome of the job {job}", resolution="ask again")
+
+    # -- the node among its peers --------------------------------------------------------------------------------
+
+    async def fleet(self) -> FleetInfo:
+        """Say how the node is, and how each of its peers."""
+        return await fleet_of(await self.service()).look()
+
+    async def drain(
+        self, *to: str, at_once: int = DrainRequest().at_once, on_progress: Drained | None = None
+    ) -> DrainReport:
+        """Have the node take no more sandboxes and move all to peers; asking again does what is left.
+
+        Args:
+            to: ids or URLs of the peers that may take them; none: all.
+            at_once: moves at a time.
+            on_progress: called as sandboxes are done.
+        """
+        request = DrainRequest(to=to, at_once=at_once)
+        async with fleet_of(await self.service()).drain(request) as events:
+            async for event in events:
+                if isinstance(event, DrainReport):
+                    return event
+                if on_progress is not None:
+                    on_progress(event)
+        raise NodeUnavailableError("the node told no outcome of the drain", resolution="ask again")
+
+    async def undo_drain(self) -> None:
+        """Have the node take sandboxes again; what moved stays where it is."""
+        await fleet_of(await self.service()).undo_drain()
 
     async def aclose(self) -> None:
         """Close the connection. Sandboxes stay. Idempotent."""

@@ -10,15 +10,18 @@ from typing import Unpack
 
 from dsec.base.errors import NodeUnavailableError
 from dsec.model.capability import CapabilityReport
+from dsec.model.fleet import DrainProgress, DrainReport, DrainRequest, FleetInfo
 from dsec.model.image import ImageInfo
 from dsec.model.sandbox import SandboxFilter, SandboxInfo, SandboxSpec, SandboxState
 from dsec.model.state import JobAction, JobInfo, JobProgress, JobReport, RestoreRequest, SnapshotInfo
 from dsec.sdk._sync.sandbox import Sandbox
 from dsec.sdk._sync.service import BlockingService
-from dsec.sdk.blocking_keeping import BlockingKeeper, state_of
+from dsec.sdk.blocking_keeping import BlockingKeeper, fleet_of, state_of
 from dsec.sdk.values import SpecFields
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S
 
+Drained = Callable[[DrainProgress], None]
+"""What is called as a drain gets on."""
 Progressed = Callable[[JobProgress], None]
 """What is called as an action on a job gets on."""
 
@@ -136,6 +139,33 @@ class Client:
                 if on_progress is not None:
                     on_progress(event)
         raise NodeUnavailableError(f"the node told no outcome of the job {job}", resolution="ask again")
+
+    # -- the node among its peers --------------------------------------------------------------------------------
+
+    def fleet(self) -> FleetInfo:
+        """Say how the node is, and how each of its peers."""
+        return fleet_of(self.service()).look()
+
+    def drain(self, *to: str, at_once: int = DrainRequest().at_once, on_progress: Drained | None = None) -> DrainReport:
+        """Have the node take no more sandboxes and move all to peers; asking again does what is left.
+
+        Args:
+            to: ids or URLs of the peers that may take them; none: all.
+            at_once: moves at a time.
+            on_progress: called as sandboxes are done.
+        """
+        request = DrainRequest(to=to, at_once=at_once)
+        with fleet_of(self.service()).drain(request) as events:
+            for event in events:
+                if isinstance(event, DrainReport):
+                    return event
+                if on_progress is not None:
+                    on_progress(event)
+        raise NodeUnavailableError("the node told no outcome of the drain", resolution="ask again")
+
+    def undo_drain(self) -> None:
+        """Have the node take sandboxes again; what moved stays where it is."""
+        fleet_of(self.service()).undo_drain()
 
     def close(self) -> None:
         """Close the connection. Sandboxes stay. Idempotent."""
