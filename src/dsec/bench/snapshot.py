@@ -3,18 +3,22 @@
 Three questions, each with its reference in the same run:
 
 - What does it cost to keep a step? 15 MB change in a tree of 800 MB: some blocks of large files, some files anew, many
-  small new ones, none of it compressible. The reference is what one would do without: an archive of the tree, inside
-  the sandbox, and a sync.
+  small new ones, none of it compressible. One reference is what one would do without: an archive of the tree, inside
+  the sandbox, and a sync. The other is the least that any store on this disk could take: as many bytes written to one
+  file from memory, and synced.
 - What does a long chain cost who restores it? The same state from a chain of 20 differences, and merged.
 - What do many sandboxes of one image cost together? See `dsec.bench.snapshot_workload`.
 """
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from dsec.base.errors import RuntimeFailedError
 from dsec.base.units import MIB
@@ -35,6 +39,7 @@ _CHAIN = 20
 _BLOCK_BYTES = 65_536
 _BIG_FILES = 8
 _ARCHIVE = "archive the tree inside the sandbox and sync"
+_BARE = "write and sync as many bytes from memory"
 _TAR = CommandRequest(argv=("sh", "-c", "cd /home/user && tar -cf /home/user/archive.tar tree && sync"), timeout_s=600)
 _FORGET_TAR = CommandRequest(argv=("sh", "-c", "rm /home/user/archive.tar; sync"), timeout_s=300)
 _MERGED_WAIT_S = 120.0
@@ -135,7 +140,7 @@ async def bench_snapshot(context: BenchContext) -> Report:
         "ms",
         "lower",
         ours=distribution(seconds["ours"], scale=1e3),
-        references={_ARCHIVE: distribution(seconds[_ARCHIVE], scale=1e3)},
+        references={name: distribution(seconds[name], scale=1e3) for name in (_ARCHIVE, _BARE)},
         series=series,
         host=context.host,
     )
@@ -150,9 +155,24 @@ async def _differences(context: BenchContext, tree: _Tree) -> tuple[dict[str, li
             infos.append(await tree.saved())
         return watch.seconds
 
+    async def bare() -> float:
+        data = os.urandom(tree.changed_bytes)
+        with timed() as watch:
+            await anyio.to_thread.run_sync(_write_synced, context.workplace.directory / "bare", data)
+        return watch.seconds
+
     rounds = max(3, context.options.samples // 3)
-    seconds = await alternate({"ours": difference, _ARCHIVE: tree.archived}, rounds=rounds, progress=context.progress)
+    contestants = {"ours": difference, _ARCHIVE: tree.archived, _BARE: bare}
+    seconds = await alternate(contestants, rounds=rounds, progress=context.progress)
     return seconds, infos[-rounds:]
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
 
 
 async def _chain(context: BenchContext, node: Node, tree: _Tree) -> dict[str, Any]:
