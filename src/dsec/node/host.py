@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from dsec.linux.pressure import process_share, processor_times, stall_shares
+
+_SHARE_HOLDS_S = 1.0
+"""The kernel counts processor time in ticks: in less, the share of it is noise, however many ask."""
 
 
 class HostProbe(Protocol):
@@ -27,7 +32,7 @@ class HostProbe(Protocol):
         """What the host has: thousandths of a processor, and bytes of memory."""
 
     def processor_share(self) -> float:
-        """Share, 0 to 1, of the processors' time that was used since the last call, or since the boot."""
+        """Share, 0 to 1, of the processors' time that was used lately: since about the last call, or since the boot."""
 
 
 class SystemHost:
@@ -42,6 +47,8 @@ class SystemHost:
         self._state_dir = state_dir
         self._volume_free_bytes = volume_free_bytes
         self._times = (0, 0)
+        self._share = 0.0
+        self._share_at_s = -math.inf
 
     def free_disk_bytes(self) -> int:
         if self._volume_free_bytes is not None:
@@ -70,9 +77,13 @@ class SystemHost:
         return capacity()
 
     def processor_share(self) -> float:
-        before, self._times = self._times, processor_times()
+        now_s = time.monotonic()
+        if now_s - self._share_at_s < _SHARE_HOLDS_S:
+            return self._share
+        before, self._times, self._share_at_s = self._times, processor_times(), now_s
         used, all_time = self._times[0] - before[0], self._times[1] - before[1]
-        return min(1.0, max(0.0, used / all_time)) if all_time > 0 else 0.0
+        self._share = min(1.0, max(0.0, used / all_time)) if all_time > 0 else 0.0
+        return self._share
 
 
 def boot_id() -> str:

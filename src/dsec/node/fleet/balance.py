@@ -61,9 +61,10 @@ class Balance:
         self._looked = False
 
     async def run(self) -> None:
-        """Look for ever; return at once where the settings do not ask for it, or there are no peers."""
+        """Look for ever; return at once where the settings do not ask for it, there are no peers, or layers cannot
+        travel."""
         every_s = self._core.settings.balance_look_s
-        if not every_s or not others(self._core):
+        if not every_s or not others(self._core) or not self._core.parts.layers.encoding:
             return
         while True:
             await anyio.sleep(every_s)

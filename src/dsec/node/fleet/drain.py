@@ -87,8 +87,10 @@ class Drain:
 
     def _set(self, draining: bool) -> None:
         path = self._core.parts.drain_file
-        if path is not None:
-            _keep(path) if draining else path.unlink(missing_ok=True)
+        if path is not None and draining:
+            _keep(path)
+        elif path is not None:
+            path.unlink(missing_ok=True)
         if draining != self._core.admission.draining:
             self._core.admission.draining = draining
             self._core.recorder.add(EventKind.WARNED, text="the node is drained" if draining else "the drain is over")
