@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -221,3 +222,48 @@ def test_no_qgroup_outlives_what_it_counted(own_state: Path) -> None:
     os.close(fd)
     layers.close()
     assert remaining <= {5}
+
+
+def commits(volume: Path) -> int:
+    fd = os.open(volume, os.O_RDONLY)
+    try:
+        stats = Path(f"/sys/fs/btrfs/{btrfs.file_system_id(fd)}/commit_stats").read_text()
+    finally:
+        os.close(fd)
+    return int(stats.split()[1])
+
+
+def test_branches_that_are_made_at_once_share_commits(own_state: Path) -> None:
+    layers = BtrfsWritableLayers(open_volume(own_state, size_bytes=512 * MIB))
+    layers.create("parent", quota_bytes=None)
+    layers.checkpoint("parent", "point")
+    at_once = 12
+    gate = threading.Barrier(at_once)
+
+    def branch(number: int) -> None:
+        gate.wait()
+        layers.branch("point", f"child-{number}", quota_bytes=16 * MIB)
+
+    before = commits(own_state / "volume")
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(branch, range(at_once)))
+    assert commits(own_state / "volume") - before < at_once
+    assert layers.names() == {"parent", "point", *(f"child-{number}" for number in range(at_once))}
+    layers.close()
+
+
+def test_a_branch_that_a_killed_process_left_half_made_is_gone_after_the_next_open(own_state: Path) -> None:
+    volume = open_volume(own_state, size_bytes=512 * MIB)
+    layers = BtrfsWritableLayers(volume)
+    layers.create("parent", quota_bytes=None)
+    layers.checkpoint("parent", "point")
+    source, beside = (os.open(volume.path / name, os.O_RDONLY) for name in ("checkpoints/point", "branching-3"))
+    btrfs.snapshot(source, beside, "half", limit_bytes=16 * MIB)
+    os.close(source)
+    os.close(beside)
+    layers.close()
+    layers = BtrfsWritableLayers(volume)
+    assert layers.wait_removed(30.0)
+    assert not list((volume.path / "branching-3").iterdir())
+    assert layers.names() == {"parent", "point"}
+    layers.close()

@@ -88,10 +88,20 @@ class BtrfsWritableLayers:
 
     def branch(self, checkpoint: str, name: str, *, quota_bytes: int | None) -> WritableLayer:
         with self._layout.open_checkpoint(checkpoint) as source, self._making(name, quota_bytes) as staged:
-            btrfs.snapshot(source, self._layout.staging_fd, staged, limit_bytes=quota_bytes)
+            self._copy(source, staged, quota_bytes)
             with self._staged(staged) as fd:
                 layout.renew_work(fd)
             return self._layout.publish(staged, name)
+
+    def _copy(self, source_fd: int, staged: str, quota_bytes: int | None) -> None:
+        """Make a writable copy in `staging`, beside others that are made at the same time."""
+        beside = self._layout.branching_fd()
+        btrfs.snapshot(source_fd, beside, staged, limit_bytes=quota_bytes)
+        try:
+            os.rename(staged, staged, src_dir_fd=beside, dst_dir_fd=self._layout.staging_fd)
+        except OSError:
+            self._layout.trash.put(beside, staged)
+            raise
 
     def settle(self, name: str) -> None:
         with self._layout.open_layer(name) as source:
@@ -131,7 +141,7 @@ class BtrfsWritableLayers:
             self.create(name, quota_bytes=quota_bytes)
             return
         with self._layout.open_checkpoint(base) as source, self._making(name, quota_bytes) as staged:
-            btrfs.snapshot(source, self._layout.staging_fd, staged, limit_bytes=quota_bytes)
+            self._copy(source, staged, quota_bytes)
             self._layout.publish(staged, name)
 
     def renew(self, name: str) -> None:

@@ -5,11 +5,12 @@
     <root>/layers/<name>/{upper,work}    writable layers
     <root>/checkpoints/<name>/           frozen copies
     <root>/staging/<random>/             being made; a rename into `layers` publishes it whole
+    <root>/branching-<n>/<random>/       being copied; a rename into `staging` follows
     <root>/trash, <root>/removing        discarded
 
-One process at a time opens a store (the node's lock sees to it), so what `staging` holds at opening was left by a
-process that was killed, and is discarded. The root is closed to everybody else: upper directories hold files that are
-owned by id 0 on disk and may be set-user-id.
+One process at a time opens a store (the node's lock sees to it), so what `staging` and `branching-<n>` hold at opening
+was left by a process that was killed, and is discarded. The root is closed to everybody else: upper directories hold
+files that are owned by id 0 on disk and may be set-user-id.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from dsec.base.errors import (
@@ -36,6 +38,8 @@ from dsec.state.port import WritableLayer
 from dsec.state.trash import Remove, Trash
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}")
+_BRANCHING = 16
+"""As many copies at once share commits: more than a node makes side by side."""
 RESERVE_BYTES = 32 * MIB
 """No layer is made with less than this free, so that what exists can still be written down and removed."""
 
@@ -68,9 +72,21 @@ class Layout:
         self.layers_fd, self.checkpoints_fd, self.staging_fd = (
             _open_made(root / name) for name in ("layers", "checkpoints", "staging")
         )
+        self._branching = [_open_made(root / f"branching-{number}") for number in range(_BRANCHING)]
+        self._turn = count()
         self.trash = Trash(root, remove)
-        for name in tree.names(self.staging_fd):
-            self.trash.put(self.staging_fd, name)
+        for fd in (self.staging_fd, *self._branching):
+            for name in tree.names(fd):
+                self.trash.put(fd, name)
+
+    def branching_fd(self) -> int:
+        """Return a directory in which to make one copy, that hardly anybody else uses now.
+
+        The kernel holds the lock of the directory in which a btrfs snapshot is made until the file system has
+        committed. In one directory they come one after another, each with a commit of its own; in several they share
+        one. And nobody waits who makes something in `staging`.
+        """
+        return self._branching[next(self._turn) % _BRANCHING]
 
     def check_free(self, name: str) -> None:
         """Raise AlreadyExistsError when the name is taken; layers and checkpoints share their names."""
@@ -162,7 +178,7 @@ class Layout:
     def close(self) -> None:
         """Stop the trash and let go of all descriptors."""
         self.trash.close()
-        for fd in (self.layers_fd, self.checkpoints_fd, self.staging_fd):
+        for fd in (self.layers_fd, self.checkpoints_fd, self.staging_fd, *self._branching):
             os.close(fd)
 
     def _layer(self, name: str) -> WritableLayer:

@@ -347,7 +347,8 @@ def dig(directory: Path, depth: int, *, name: str = "d") -> None:
 
 def leftovers(root: Path) -> list[Path]:
     """Return what a store of layers still holds in directories that should be empty."""
-    return [path for name in ("staging", "trash", "removing") for path in (root / name).iterdir()]
+    tops = [root / name for name in ("staging", "trash", "removing")] + list(root.glob("branching-*"))
+    return [path for top in tops for path in top.iterdir()]
 
 
 def describe(root: Path) -> dict[str, tuple[object, ...]]:
