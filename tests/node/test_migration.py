@@ -239,6 +239,40 @@ async def test_a_long_upload_keeps_its_sandbox_where_it_is(
     assert not fleet.hosts[THERE].layers.names()
 
 
+async def test_a_paused_sandbox_stays_paused_and_goes_on_there(fleet: Fleet, here: Node, there: Node) -> None:
+    await branched(here)
+    await here.pause(BOX)
+    report = await move(here)
+    assert report.sandbox.state is SandboxState.PAUSED
+    assert (await there.inspect(BOX)).state is SandboxState.PAUSED
+    await fleet.stop(THERE)
+    again = await fleet.start(THERE)
+    assert again is not None
+    assert (await again.inspect(BOX)).state is SandboxState.PAUSED
+    assert await read(again) == b"four"
+    assert (await again.inspect(BOX)).state is SandboxState.READY
+
+
+async def test_who_needs_a_paused_sandbox_need_not_wait_until_it_is_elsewhere(
+    fleet: Fleet, here: Node, there: Node
+) -> None:
+    await branched(here)
+    await here.pause(BOX)
+
+    async def moving() -> None:
+        with pytest.raises(MigrationFailedError, match="needed"):
+            await move(here)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(moving)
+        while not fleet.hosts[THERE].journal.load().migrations:
+            await anyio.lowlevel.checkpoint()
+        assert await read(here) == b"four"
+    assert (await here.inspect(BOX)).state is SandboxState.READY
+    await settle()
+    assert not fleet.hosts[THERE].layers.names()
+
+
 async def test_destroying_what_is_on_its_way_destroys_it(fleet: Fleet, here: Node, there: Node) -> None:
     await branched(here)
     failures: list[BaseException] = []

@@ -55,6 +55,11 @@ async def come_back(fleet: Fleet) -> None:
     await fleet.nodes[HERE].write_file(BOX, "f", b"now here")
 
 
+async def paused(fleet: Fleet) -> None:
+    await branched(fleet)
+    await fleet.nodes[HERE].pause(BOX)
+
+
 async def with_memory(fleet: Fleet) -> None:
     node = fleet.nodes[HERE]
     await node.create(SandboxSpec(image="hooked"), sandbox_id=BOX)
@@ -88,6 +93,7 @@ MOVE = Move(name="branched", sandbox_id=BOX, prepare=branched, act=move)
 MOVES = [
     MOVE,
     Move(name="forked", sandbox_id=BOX, prepare=forked, act=move, verify=clean_is_the_parents),
+    Move(name="paused", sandbox_id=BOX, prepare=paused, act=move),
     Move(name="come-back", sandbox_id=BOX, prepare=come_back, act=move),
     Move(name="hooked", sandbox_id=BOX, prepare=with_memory, act=move, verify=memory_is_kept, images=hooked),
 ]

@@ -5,6 +5,7 @@
     pending → creating → ready ⇄ paused
                          ready → rolling_back → ready
                          ready → migrating → ready
+                         paused → migrating → paused
     any but stopped → stopping → stopped
     any but stopped → failed → stopping
 
@@ -46,7 +47,9 @@ TRANSITIONS: dict[tuple[SandboxState, Event], SandboxState] = {
     (_S.READY, _E.ROLLBACK_BEGAN): _S.ROLLING_BACK,
     (_S.ROLLING_BACK, _E.ROLLED_BACK): _S.READY,
     (_S.READY, _E.MIGRATION_BEGAN): _S.MIGRATING,
+    (_S.PAUSED, _E.MIGRATION_BEGAN): _S.MIGRATING,
     (_S.MIGRATING, _E.MIGRATED): _S.READY,
+    (_S.MIGRATING, _E.PAUSED): _S.PAUSED,
     (_S.STOPPING, _E.STOPPED): _S.STOPPED,
     (_S.STOPPED, _E.STOP_BEGAN): _S.STOPPED,
     (_S.STOPPED, _E.STOPPED): _S.STOPPED,

@@ -204,6 +204,11 @@ class Recovery:
         instance = await core.parts.runtime.adopt(name) if name in self._instances else None
         if instance is None or record.layer not in self._layers:
             raise RuntimeFailedError(GONE)
+        if record.state is SandboxState.MIGRATING:
+            # It stood still for its last difference: its migration is given up.
+            was_paused = sandbox.sandbox_id in self._migrations.paused
+            await core.move(sandbox, Event.PAUSED if was_paused else Event.MIGRATED)
+            record = sandbox.record
         sandbox.generation = Generation(record, instance)
         await self._adopt_processes(sandbox)
         # The node may have died between an effect and its record: make it as recorded.
@@ -212,9 +217,6 @@ class Recovery:
             give_back_later(core, sandbox, adopted=True)
         else:
             await instance.resume()
-        if record.state is SandboxState.MIGRATING:
-            # It stood still for its last difference: its migration is given up.
-            await core.move(sandbox, Event.MIGRATED)
         if record.boot_id != core.parts.boot_id:
             sandbox.record = msgspec.structs.replace(record, deadline_boot_s=self._new_deadline(record))
 

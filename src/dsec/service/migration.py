@@ -52,6 +52,7 @@ class MigrationOffer(Value, frozen=True):
         remaining_s: what is left of its maximum lifetime; None: it has none.
         written_bytes: what all rounds will write at about; the target must have the room.
         checkpoints: that move with it, each after the one it began from.
+        paused: it is paused, and is to be there.
         has_origin: whether its clean state is a layer that travels, because it was forked or restored.
         current: the checkpoint from which its present state began; None: its clean state.
         parent, forked_from, snapshot: where it came from, for people.
@@ -72,6 +73,7 @@ class MigrationOffer(Value, frozen=True):
     remaining_s: float | None = None
     written_bytes: int = 0
     checkpoints: tuple[MovedCheckpoint, ...] = ()
+    paused: bool = False
     has_origin: bool = False
     current: str | None = None
     parent: str = ""

@@ -146,6 +146,7 @@ class MigrationRecord(Value, frozen=True):
         target: phase, on the target's node; None on the source's.
         peer: id of the other node.
         url: where clients reach the other node, for the source to tell them; empty: not known.
+        paused: it was paused when it began to move, and stays so wherever it is.
         began_wall_s: when, for people.
     """
 
@@ -155,6 +156,7 @@ class MigrationRecord(Value, frozen=True):
     target: TargetPhase | None = None
     peer: str = ""
     url: str = ""
+    paused: bool = False
     began_wall_s: float = 0.0
 
     @property

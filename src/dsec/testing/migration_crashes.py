@@ -31,7 +31,8 @@ from dsec.testing.fleet import Fleet, fleet_of
 HERE, THERE = "nodea", "nodeb"
 _LEASES_S = 100.0
 _LOOKS = 20
-_SERVED = SandboxFilter(states=(SandboxState.READY,))
+_ANSWERS = frozenset({SandboxState.READY, SandboxState.PAUSED})
+_SERVED = SandboxFilter(states=tuple(_ANSWERS))
 Scene = Callable[[Fleet], Awaitable[object]]
 
 
@@ -74,7 +75,7 @@ class _Witness(MemoryJournal):
         self.both: list[str] = []
 
     def _ready(self) -> set[str]:
-        return {each.sandbox_id for each in self.load().sandboxes if each.state is SandboxState.READY}
+        return {each.sandbox_id for each in self.load().sandboxes if each.state in _ANSWERS}
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
         await super().put_sandbox(record)

@@ -14,6 +14,7 @@ from dsec.base.errors import (
 from dsec.base.ids import check_sandbox_id
 from dsec.images.port import layer_digest
 from dsec.model.capability import Capability
+from dsec.model.sandbox import SandboxState
 from dsec.node.core import Core
 from dsec.node.sandbox import Sandbox
 from dsec.node.validation import check_spec, require_capability, resolve_spec
@@ -45,6 +46,7 @@ def offer_of(core: Core, sandbox: Sandbox, migration_id: str) -> MigrationOffer:
         remaining_s=None if deadline is None else max(0.0, deadline - core.now_boot_s()),
         written_bytes=used + sum(each.written_bytes for each in checkpoints),
         checkpoints=tuple(map(_moved, checkpoints)),
+        paused=sandbox.state is SandboxState.PAUSED,
         has_origin=bool(record.origin),
         current=record.current,
         parent=record.parent,
@@ -93,6 +95,8 @@ def check_offer(core: Core, offer: MigrationOffer) -> None:
             resolution="move it to a node whose writable layers are kept as they are on the source",
         )
     resolve_spec(offer.spec, offer.sandbox_id, core.settings, core.reports)
+    if offer.paused:
+        require_capability(Capability.PAUSE, "a paused sandbox", core.reports)
     _check_numbers(offer)
     _check_checkpoints(core, offer)
     core.admit()

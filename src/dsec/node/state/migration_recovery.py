@@ -30,6 +30,7 @@ class MigrationRecovery:
     Attributes:
         released: by sandbox, those that are the targets' now, and may be here in part.
         prepared: by sandbox, those that came and wait for their source's word.
+        paused: sandboxes that were paused when they began to move, and have not left.
     """
 
     def __init__(self, core: Core) -> None:
@@ -37,6 +38,7 @@ class MigrationRecovery:
         self._void: list[MigrationRecord] = []
         self.released: dict[str, MigrationRecord] = {}
         self.prepared: dict[str, MigrationRecord] = {}
+        self.paused: set[str] = set()
 
     def read(self, content: JournalContent) -> None:
         """Take up what the journal says, the oldest first: a sandbox may have gone, come back and gone again."""
@@ -56,6 +58,8 @@ class MigrationRecovery:
             if record.source is SourcePhase.RELEASED:
                 self.released[record.sandbox_id] = record
         records.remember(self._core, record)
+        if record.source is SourcePhase.COPYING and record.paused:
+            self.paused.add(record.sandbox_id)
         if record.source is SourcePhase.COPYING or record.target is TargetPhase.RECEIVING:
             self._void.append(record)
 

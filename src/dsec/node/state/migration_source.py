@@ -8,7 +8,8 @@ target prepares. Then the journal says `released`, which decides. Whatever happe
 thawed, requests go on, the rounds are discarded, the journal forgets the migration, and the target is told.
 
 The sandbox's transition is held throughout: checkpoints, rollbacks, pauses and forks of the present wait. Commands and
-files do not, but for the pause. A stop ends the migration and then the sandbox.
+files do not, but for the pause. A stop ends the migration and then the sandbox. A paused sandbox stays paused, on
+either node; who needs it running ends the migration.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class _Migration:
             source=source_after(None, SourceEvent.BEGUN),
             peer=peer.node,
             url=peer.url,
+            paused=sandbox.state is SandboxState.PAUSED,
             began_wall_s=core.parts.clock.wall_s(),
         )
         self._rounds = 0
@@ -137,6 +139,8 @@ class _Migration:
         try:
             with anyio.CancelScope(deadline=began_s + core.settings.migration_timeout_s) as scope:
                 sandbox.transition_scope = scope
+                if self._record.paused:
+                    sandbox.release_scope = scope  # Who needs it running need not wait until it is elsewhere.
                 await self._copy()
                 await self._stand_still()
                 with anyio.CancelScope(shield=True):
@@ -147,7 +151,7 @@ class _Migration:
             self._why = error.brief
             raise
         finally:
-            sandbox.transition_scope = None
+            sandbox.transition_scope = sandbox.release_scope = None
             if self._heartbeat is not None:
                 self._heartbeat.cancel()
             if not self._decided:
@@ -168,6 +172,10 @@ class _Migration:
             return MigrationFailedError(
                 f"{self._sandbox.sandbox_id} could not be moved within {self._core.settings.migration_timeout_s:g} s",
                 resolution="raise migration_timeout_s, or move it when it writes less",
+            )
+        if self._record.paused and self._sandbox.awaited:
+            return MigrationFailedError(
+                f"{self._sandbox.sandbox_id} was paused, and is needed now", resolution="try again later"
             )
         return SandboxExitedError(f"{self._sandbox.sandbox_id} was stopped while it was moved")
 
@@ -300,8 +308,9 @@ class _Migration:
                 f"files of {sandbox.sandbox_id} are being written from outside, for longer than {WRITERS_S:g} s",
                 resolution="try again when the upload is over",
             )
-        self._frozen = True
-        await checkpoints.freeze(sandbox)
+        if not self._record.paused:
+            self._frozen = True
+            await checkpoints.freeze(sandbox)
         with anyio.move_on_after(LONGEST_PAUSE_S) as scope:
             await self._send_present()
             await self._peer.commit(self._record.migration_id, MigrationCommit(rounds=self._rounds))
@@ -348,11 +357,12 @@ class _Migration:
         sandbox = self._sandbox
         if sandbox.state is not SandboxState.MIGRATING:
             return
+        event = Event.PAUSED if self._record.paused else Event.MIGRATED
         try:
-            await self._core.move(sandbox, Event.MIGRATED)
+            await self._core.move(sandbox, event)
         except PlatformError as error:
             _log.error("going_on_not_journalled", sandbox_id=sandbox.sandbox_id, error=str(error))
-            state = next_state(sandbox.state, Event.MIGRATED, sandbox_id=sandbox.sandbox_id)
+            state = next_state(sandbox.state, event, sandbox_id=sandbox.sandbox_id)
             sandbox.record = msgspec.structs.replace(sandbox.record, state=state)
 
     def _drop_last(self) -> None:

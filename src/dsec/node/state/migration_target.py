@@ -100,6 +100,7 @@ class Migrations:
             sandbox_id=offer.sandbox_id,
             target=target_after(None, TargetEvent.OFFERED),
             peer=offer.source,
+            paused=offer.paused,
             began_wall_s=core.parts.clock.wall_s(),
         )
         incoming = Incoming(record, core.now_boot_s())
@@ -257,19 +258,28 @@ class Migrations:
                 self._over(incoming)
                 return
             await self._revive(sandbox)
-            ready = self._ready(sandbox)
+            if done.paused:
+                await sandbox.running().instance.pause()
+            ready = self._ready(sandbox, paused=done.paused)
             await records.write(core, done, ready)
             core.registry.forget_moved(sandbox.sandbox_id)
             sandbox.record = ready
+            if done.paused:
+                sandbox.running().time.stop()
             sandbox.idle_since_boot_s = core.now_boot_s()
             self._over(incoming)
         watch(core, sandbox)
         self._lifetimes.watch(sandbox)
         core.recorder.add(EventKind.MOVED_HERE, sandbox_id=sandbox.sandbox_id, text=f"from {done.peer}")
 
-    def _ready(self, sandbox: Sandbox) -> SandboxRecord:
+    def _ready(self, sandbox: Sandbox, *, paused: bool) -> SandboxRecord:
+        """What the journal is to say of a sandbox that is served. One that is paused holds an init and nothing that
+        were worth giving back."""
         core, record = self._core, sandbox.record
-        state = next_state(sandbox.state, Event.MIGRATED, sandbox_id=sandbox.sandbox_id)
+        event = Event.PAUSED if paused else Event.MIGRATED
+        state = next_state(sandbox.state, event, sandbox_id=sandbox.sandbox_id)
+        if paused:
+            record = msgspec.structs.replace(record, paused_boot_s=core.now_boot_s(), keeps_memory=True)
         maximum_s = record.spec.lifetime.maximum_s
         if record.boot_id != core.parts.boot_id and maximum_s is not None:
             # It waited over a boot, whose time means nothing here: let the maximum begin again.

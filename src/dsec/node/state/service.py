@@ -92,7 +92,7 @@ class State:
             return await packing.pack(self._core, sandbox, request, self._packs)
 
     async def migrate(self, sandbox_id: str, request: MigrationRequest) -> MigrationReport:
-        sandbox = await self._ready(sandbox_id)
+        sandbox = await self._standing(sandbox_id, runs=True)
         with self._core.activity(sandbox):
             return await migration_source.migrate(self._core, sandbox, request)
 
