@@ -6,15 +6,15 @@ named together with the snapshots that need it, so that a person knows what is l
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 
-from dsec.base.errors import DsecError
+from dsec.base.errors import DsecError, StateCorruptedError
 from dsec.model.value import Value
 from dsec.state.snapshot_contents import needed_chunks
 from dsec.state.snapshot_objects import MANIFESTS, ROOTS, is_snapshot_id
 from dsec.state.snapshots import SnapshotStore
-from dsec.stores.chunks import ChunkId, ChunkRepository, CollectionReport, Problem
+from dsec.stores.chunks import ChunkId, ChunkRepository, CollectionReport, Problem, VerificationReport
 from dsec.stores.objects import ObjectStore
 
 Say = Callable[[str], None]
@@ -94,39 +94,48 @@ class StoreCare:
     async def check(self, *, contents: bool = True) -> StoreCheck:
         """Verify every snapshot's chain and that its chunks are there; with `contents`, read every pack too."""
         await self._chunks.refresh()
-        needs: dict[str, list[str]] = defaultdict(list)
-        problems: dict[str, list[str]] = defaultdict(list)
+        found = await self._read_all() if contents else VerificationReport(packs=0, chunks=0, read_bytes=0)
+        lost: dict[str, list[str]] = {_in_words(bad): [] for bad in found.problems}
+        damaged = {bad.chunk: _in_words(bad) for bad in found.problems if bad.chunk and await self._is_lost(bad.chunk)}
         ids = await self._ids()
         for number, snapshot in enumerate(ids, 1):
             self._say(f"snapshot {number} of {len(ids)}")
             report = await self._snapshots.verify(snapshot)
-            for problem in report.problems:
-                problems[problem].append(snapshot)
-            if contents and not report.problems:
-                await self._note_needs(snapshot, needs)
-        if not contents:
-            return StoreCheck(snapshots=len(ids), problems=_told(problems))
-        self._say("reading every pack")
-        found = await self._chunks.verify()
-        for bad in found.problems:
-            problems[_in_words(bad)] += needs.get(bad.chunk, [])
+            for problem in (*report.problems, *await self._needed(snapshot, damaged)):
+                lost.setdefault(problem, []).append(snapshot)
         return StoreCheck(
             snapshots=len(ids),
             packs=found.packs,
             chunks=found.chunks,
             read_bytes=found.read_bytes,
-            problems=_told(problems),
+            problems=_told(lost),
         )
 
-    async def _note_needs(self, snapshot: str, needs: dict[str, list[str]]) -> None:
+    async def _read_all(self) -> VerificationReport:
+        self._say("reading every pack")
+        return await self._chunks.verify()
+
+    async def _is_lost(self, chunk: str) -> bool:
+        """Whether a damaged chunk stands nowhere else."""
+        try:
+            async with aclosing(self._chunks.read_any_order([ChunkId(bytes.fromhex(chunk))])) as contents:
+                async for _ in contents:
+                    pass
+        except StateCorruptedError:
+            return True
+        return False
+
+    async def _needed(self, snapshot: str, damaged: Mapping[str, str]) -> list[str]:
+        """Return which of the damaged chunks a snapshot needs, in words."""
+        if not damaged:
+            return []
         try:
             loaded = await self._snapshots.load(snapshot)
         except DsecError:
-            return  # Removed since it was verified.
-        chunks = set(needed_chunks(loaded.tree.values()))
-        chunks.update(ChunkId(extent.chunk) for extent in loaded.exported_extents or ())
-        for chunk in chunks:
-            needs[chunk.hex()].append(snapshot)
+            return []  # Removed since it was verified, or damaged itself, which was said.
+        needed = {chunk.hex() for chunk in needed_chunks(loaded.tree.values())}
+        needed.update(extent.chunk.hex() for extent in loaded.exported_extents or ())
+        return [words for chunk, words in damaged.items() if chunk in needed]
 
     async def statistics(self) -> StoreStatistics:
         """Count what is there."""
