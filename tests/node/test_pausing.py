@@ -73,7 +73,29 @@ async def test_a_pause_gives_the_memory_back_and_a_resume_reads_it_ahead(host: M
     assert host.swap.claimed_bytes == 0
     assert (await node.resume(BOX)).state is READY
     assert held(host) == (SIZE, 0)
-    assert guest(host).prefetched == 1
+    await until(lambda: guest(host).prefetched == 1)
+
+
+async def test_a_pause_ends_the_reading_ahead_of_the_resume_before_it(
+    host: MemoryHost, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = anyio.Event(), anyio.Event()
+
+    async def read(timeout_s: float) -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(guest(host), "prefetch", read)
+    await node.pause(BOX)
+    await node.resume(BOX)
+    await begun.wait()
+    await node.pause(BOX)
+    assert ended.is_set()
+    await node.resume(BOX)
+    await node.remove(BOX)
 
 
 async def test_memory_that_does_not_fit_leaves_the_sandbox_as_it_was(host: MemoryHost, node: Node) -> None:

@@ -28,7 +28,7 @@ from dsec.bench.hardware import memory_bytes
 from dsec.bench.pause_guest import ASK, READY, Held, command
 from dsec.bench.pause_reference import paged_out_process
 from dsec.bench.report import Report, make_report
-from dsec.bench.sampling import alternate, timed
+from dsec.bench.sampling import Sample, alternate, timed
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import Resources, SandboxSpec
 from dsec.model.state import JobAction, JobReport
@@ -41,6 +41,7 @@ _OVERHEAD_BYTES = 16 * MIB
 """The interpreter's own, and what the kernel keeps for a process."""
 _CASE_COUNT = 4
 _REFERENCE = "a bare process reads its pages back"
+_NOTHING = "answer_that_touches_nothing_ms"
 _START_S = 120.0
 _STARTS_AT_ONCE = 4
 
@@ -97,13 +98,15 @@ class _Group:
         """Return what their control groups are charged with."""
         return sum([(await self.node.statistics(each)).memory_bytes or 0 for each in self.ids])
 
-    async def answer(self, sandbox_id: str) -> float:
-        """Ask a paused sandbox, which touches all it holds; pause it again. Returns the seconds of the first."""
+    async def answer(self, sandbox_id: str, script: str = ASK) -> float:
+        """Run a command in a paused sandbox, by default one that has it touch all it holds; pause it again. Returns the
+        seconds of the first."""
         with timed() as answering:
-            await self._run(sandbox_id, ASK)
+            await self._run(sandbox_id, script)
         with timed() as pausing:
             await self.node.pause(sandbox_id)
-        self.answer_s.append(answering.seconds)
+        if script == ASK:
+            self.answer_s.append(answering.seconds)
         self.pause_s.append(pausing.seconds)
         return answering.seconds
 
@@ -126,9 +129,13 @@ async def bench_pause(context: BenchContext) -> Report:
         series = [await _pause_all(group)]
         reference = await stack.enter_async_context(paged_out_process(context.workplace.directory, _HELD_BYTES))
         following = cycle(group.ids)
-        contestants = {"ours": lambda: group.answer(next(following)), _REFERENCE: reference.sample}
+        contestants: dict[str, Sample] = {
+            "ours": lambda: group.answer(next(following)),
+            _NOTHING: lambda: group.answer(next(following), "true"),
+            _REFERENCE: reference.sample,
+        }
         seconds = await alternate(contestants, rounds=context.options.samples, progress=context.progress, warm_ups=1)
-        series[0] |= _durations(group)
+        series[0] |= _durations(group) | {_NOTHING: distribution(seconds[_NOTHING], scale=1e3)}
         series += [await _case(context, node, held) for held in Held if held is not Held.ANONYMOUS]
     return make_report(
         "pause",

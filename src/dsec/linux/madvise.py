@@ -1,14 +1,14 @@
-"""Reading a frozen process's memory back from swap before it runs (process_madvise(2), Linux 5.10).
+"""Reading a process's memory back from swap ahead of its need (process_madvise(2), Linux 5.10).
 
-A process that is thawed with its memory in swap reads it back one fault at a time, and waits for each. MADV_WILLNEED
-starts the reads of whole ranges without waiting for them, and another process may give that advice. It is only advice:
-done by half, or for a process that has ended meanwhile, it changes nothing but time.
+A process whose memory is in swap reads it back one fault at a time, and waits for each. MADV_WILLNEED starts the reads
+of whole ranges without waiting for them, and another process may give that advice. It is only advice: done by half, for
+memory that is mapped anew meanwhile, or for a process that has ended, it changes nothing but time.
 
 Only memory that can be in swap is asked for: private memory, memfds and shared memory. Mappings of files are left
 out, because the kernel reads ahead in them anyway, and because a guest may map files whose reads somebody must answer.
 
 The process belongs to a guest, who chooses how many mappings it has and how large they are. So everything is bounded:
-bytes read of its table, bytes advised in one call, and the time at which the next call is not made any more.
+bytes read of its table, bytes advised in one call, and whether a next call is made.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dsec.linux import syscalls
 
 _MADV_WILLNEED = 3
 _SYS_PROCESS_MADVISE = 440
-_PIECE_BYTES = 64 << 20
-"""Bytes of one call: what lies between two looks at the clock."""
+_PIECE_BYTES = 8 << 20
+"""Bytes of one call, which takes a few milliseconds."""
 _SWAPPED_NAMES = ("/memfd:", "/dev/shm/", "/dev/zero", "/SYSV")
 MAXIMUM_TABLE_BYTES = 1 << 20
 
@@ -35,14 +34,14 @@ class _Range(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def will_need(pid: int, deadline: float, *, maximum_table_bytes: int = MAXIMUM_TABLE_BYTES) -> int:
+def will_need(pid: int, go_on: Callable[[], bool], *, maximum_table_bytes: int = MAXIMUM_TABLE_BYTES) -> int:
     """Start reading a process's memory back from swap; return how many bytes of address space were asked for.
 
     A process that is gone, or gone before the end, counts as done.
 
     Args:
         pid: the process.
-        deadline: no call is started at or after this time (`time.monotonic`, seconds).
+        go_on: asked before each call.
         maximum_table_bytes: what is read of its table of mappings; later mappings are left out.
 
     Raises:
@@ -57,7 +56,7 @@ def will_need(pid: int, deadline: float, *, maximum_table_bytes: int = MAXIMUM_T
     try:
         for start, length in _swapped(_table(pid, maximum_table_bytes)):
             for offset in range(0, length, _PIECE_BYTES):
-                if time.monotonic() >= deadline:
+                if not go_on():
                     return asked
                 asked += _advise(descriptor, start + offset, min(_PIECE_BYTES, length - offset))
     except ProcessLookupError:

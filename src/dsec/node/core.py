@@ -44,7 +44,8 @@ _HOST_IDS_END = 1 << 32
 _TRANSFERS_AT_ONCE = 16
 """Each holds a thread that mostly waits for the other side."""
 _RELEASES_AT_ONCE = 2
-"""They write to one disk; more only take processors from those that run."""
+_READINGS_AT_ONCE = 4
+"""They use one disk; more only take processors from those that run, and threads from everybody."""
 
 
 class Core:
@@ -61,7 +62,7 @@ class Core:
         sends, receipts: bound the threads through which layers are sent, and received. Two, since each send of one node
             waits for a receipt of another, which must not wait for a send.
         admission, recorder: who says whether one more is taken, and who keeps events.
-        releases: bounds how many paused sandboxes give their memory back at the same time.
+        releases, readings: bound how many sandboxes give their memory back, or read it back, at the same time.
     """
 
     def __init__(self, parts: NodeParts, supervisor: Supervisor, durable: Durable | None = None) -> None:
@@ -85,6 +86,7 @@ class Core:
         self.sends = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
         self.receipts = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
         self.releases = anyio.CapacityLimiter(_RELEASES_AT_ONCE)
+        self.readings = anyio.CapacityLimiter(_READINGS_AT_ONCE)
 
     def read_capabilities(self) -> None:
         self.reports = merged_reports(self.parts.runtime.capabilities(), self.parts.layers.capabilities())

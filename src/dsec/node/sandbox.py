@@ -51,7 +51,7 @@ class Operation:
 class Generation:
     """One launched instance with the settings that its commands start from."""
 
-    __slots__ = ("ended", "env", "error", "instance", "number", "operations", "time", "user", "workdir")
+    __slots__ = ("ended", "env", "error", "instance", "number", "operations", "reading", "time", "user", "workdir")
 
     def __init__(self, record: SandboxRecord, instance: Instance) -> None:
         self.number = record.generation
@@ -61,6 +61,8 @@ class Generation:
         self.workdir = record.spec.workdir if record.spec.workdir is not None else record.image_config.workdir
         self.operations: set[Operation] = set()
         self.time = RunningTime(stands=record.state is SandboxState.PAUSED)
+        self.reading: anyio.CancelScope | None = None
+        """Ends the reading ahead of its memory after a pause."""
         self.error: DsecError | None = None
         self.ended = anyio.Event()
 

@@ -329,9 +329,10 @@ class Instance(Protocol):
         already. None: it is not accounted, or cannot be given back."""
 
     async def prefetch(self, timeout_s: float) -> None:
-        """Start reading the memory of a paused instance back, so that it waits less once it is resumed.
+        """Start reading back the memory that was given back, so that the instance waits less, paused or running.
 
-        Only advice: it ends after `timeout_s` with less, and does nothing where the kernel takes none.
+        Only advice: it ends after `timeout_s`, or within milliseconds when it is cancelled, with less, and does nothing
+        where the kernel takes none.
         """
 
     async def statistics(self) -> SandboxStats:

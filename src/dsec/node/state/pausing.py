@@ -6,8 +6,10 @@ does its memory travel. That takes seconds for a GiB, is bounded in time of its 
 given back: whoever needs the sandbox running ends it and does not wait. Killed in between, the next node freezes or
 thaws as recorded and gives back what is left. To pause what is paused gives back what is still there.
 
-Order of a resume: the kernel is told to read everything back, which it does side by side, then processes are thawed,
-then the journal says `ready`. A process that touches what is still on its way waits for that page alone.
+Order of a resume: processes are thawed, and the journal says `ready`. Meanwhile and afterwards the kernel is told to
+read everything back, which it does side by side: a process that touches what is still on its way waits for that page
+alone, and one that touches little does not wait for the rest. Measured with 64 and 400 MiB: to read ahead first is
+no better for a command that touches all, and adds 0.1 to 0.4 s to one that touches nothing.
 
 While a sandbox is paused the timeouts of its commands stand still (`dsec.node.running_time`); its lifetime does not.
 
@@ -16,7 +18,7 @@ Source: the chapter, section 11.2.3; process_madvise(2); Documentation/admin-gui
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -36,8 +38,8 @@ from dsec.node.validation import require_capability
 if TYPE_CHECKING:
     from dsec.node.lifetimes import Lifetimes
 
-_PREFETCH_S = 2.0
-"""Longest wait until the reads have begun; what is not read then is read when it is touched."""
+_READING_S = 10.0
+"""How long the kernel is told to read ahead; what is not read then is read when it is touched."""
 _WORTH_BYTES = 1 << 20
 """With less than this left in memory a paused sandbox has given back what it has."""
 _KEEP = "pause with keep_memory (--keep-memory), which freezes only"
@@ -138,13 +140,22 @@ async def resume(core: Core, sandbox: Sandbox, lifetimes: Lifetimes) -> None:
 
 
 async def _thaw(core: Core, sandbox: Sandbox, generation: Generation) -> None:
-    if not sandbox.record.keeps_memory:
-        await generation.instance.prefetch(_PREFETCH_S)
     await generation.instance.resume()
+    if not sandbox.record.keeps_memory:
+        generation.reading = core.supervisor.start(
+            f"read back memory of {sandbox.sandbox_id}", lambda: _read_ahead(core, generation)
+        )
     now = core.now_boot_s()
     paused_s = now - sandbox.running_s(now)  # All of it, this time's included.
     await core.move(sandbox, Event.RESUMED, paused_s=paused_s, paused_boot_s=None, keeps_memory=False)
     generation.time.go()
+
+
+async def _read_ahead(core: Core, generation: Generation) -> None:
+    # The end of the instance ends it, too, and is no news here.
+    with suppress(DsecError):
+        async with core.readings:
+            await generation.instance.prefetch(_READING_S)
 
 
 def _paused_state(sandbox: Sandbox) -> SandboxState:
@@ -158,6 +169,8 @@ async def _freeze(
     """Freeze and record. Memory says `paused` first, so that operations that come now wait and then resume it. What the
     guest made since room was claimed for it has to fit, too."""
     before = sandbox.record
+    if generation.reading is not None:
+        generation.reading.cancel()
     sandbox.record = msgspec.structs.replace(
         before, state=_paused_state(sandbox), paused_boot_s=core.now_boot_s(), keeps_memory=keep_memory
     )

@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import signal
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -369,7 +370,13 @@ class ContainerInstance:
 
     async def prefetch(self, timeout_s: float) -> None:
         self._require_alive()
-        await anyio.to_thread.run_sync(read_back, self._cgroups, self.instance_id, timeout_s)
+        ended = threading.Event()
+        try:
+            await anyio.to_thread.run_sync(
+                read_back, self._cgroups, self.instance_id, timeout_s, ended, abandon_on_cancel=True
+            )
+        finally:
+            ended.set()
 
     async def statistics(self) -> SandboxStats:
         self._require_alive()
