@@ -23,6 +23,7 @@ from dsec.model.event import EventKind
 from dsec.model.pool import PoolChange, PoolStatistics
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import Lifetime, QosClass, Resources, SandboxSpec, SandboxState
+from dsec.model.state import PackRequest
 from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
 from dsec.runtimes.memory import MemoryInstance
@@ -779,3 +780,15 @@ async def test_a_step_that_fails_leaves_nothing_and_the_pool_goes_on() -> None:
             await quiet(node)
         await check_whole(host)
     assert {"exchange", "set_host_name", "launch", "fingerprint", "kill_processes", "terminate"} <= struck
+
+
+async def test_what_came_from_a_pool_is_saved_restored_packed_and_given_back(host: MemoryHost, node: Node) -> None:
+    await filled(node)
+    await node.create(SPEC, sandbox_id="sbx-mine")
+    await node.write_file("sbx-mine", "/home/user/x", b"mine")
+    info = await node.state.snapshot("sbx-mine")
+    await node.state.pack("sbx-mine", PackRequest(name="packed"))
+    await node.remove("sbx-mine")
+    await quiet(node)
+    for box in (await node.state.restore(info.snapshot_id), await node.create(SandboxSpec(image="packed"))):
+        assert b"".join([piece async for piece in node.read_file(box.sandbox_id, "/home/user/x")]) == b"mine"
