@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -47,6 +47,8 @@ from dsec.testing.peer_suite import (
     PeerSuite,
     ScriptedSide,
 )
+from dsec.testing.relay import Relay
+from dsec.testing.relay import relayed as relay_to
 
 pytestmark = pytest.mark.anyio
 
@@ -113,72 +115,8 @@ class TestPeersOverHttp(PeerSuite):
         return over_http
 
 
-@dataclass
-class Relay:
-    """A network between two nodes that can fail.
-
-    Attributes:
-        url: where the peer seems to be.
-        answers: whether what the peer says comes back.
-        cut_after_bytes: the connection breaks once so much has passed to the peer; None: it does not.
-        takes: whether it takes what is sent.
-        passed: bytes that passed to the peer.
-    """
-
-    url: str = ""
-    answers: bool = True
-    cut_after_bytes: int | None = None
-    takes: bool = True
-    passed: int = 0
-    _open: set[anyio.abc.SocketStream] = field(default_factory=set)
-
-    async def carry(self, port: int, client: anyio.abc.SocketStream) -> None:
-        async with client, await anyio.connect_tcp("127.0.0.1", port) as server, anyio.create_task_group() as group:
-            group.start_soon(self._there, client, server, group.cancel_scope)
-            group.start_soon(self._back, server, client, group.cancel_scope)
-
-    async def _there(
-        self, client: anyio.abc.SocketStream, server: anyio.abc.SocketStream, scope: anyio.CancelScope
-    ) -> None:
-        try:
-            while self.takes or await anyio.sleep_forever():
-                data = await client.receive()
-                self.passed += len(data)
-                if self.cut_after_bytes is not None and self.passed > self.cut_after_bytes:
-                    break
-                await server.send(data)
-        except (anyio.EndOfStream, anyio.BrokenResourceError):
-            pass
-        scope.cancel()
-
-    async def _back(
-        self, server: anyio.abc.SocketStream, client: anyio.abc.SocketStream, scope: anyio.CancelScope
-    ) -> None:
-        try:
-            while True:
-                data = await server.receive()
-                if not self.answers:
-                    break
-                await client.send(data)
-        except (anyio.EndOfStream, anyio.BrokenResourceError):
-            pass
-        scope.cancel()
-
-
-@asynccontextmanager
-async def relayed(served: Serving) -> AsyncIterator[Relay]:
-    port = int(served.url.rpartition(":")[2])
-    relay = Relay()
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as group:
-        relay.url = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
-
-        async def carry(client: anyio.abc.SocketStream) -> None:
-            await relay.carry(port, client)
-
-        group.start_soon(listener.serve, carry)
-        yield relay
-        group.cancel_scope.cancel()
+def relayed(served: Serving) -> AbstractAsyncContextManager[Relay]:
+    return relay_to(int(served.url.rpartition(":")[2]))
 
 
 async def wait_failed(side: ScriptedSide) -> None:
@@ -204,7 +142,7 @@ async def test_a_round_that_is_cut_fails_at_both_ends() -> None:
     side, content = ScriptedSide(), Content([b"x" * (1 << 16)] * 100)
     async with serving(side) as served, relayed(served) as relay, http_peer(relay.url) as peer:
         await peer.status(MIGRATION)
-        relay.cut_after_bytes = relay.passed + (1 << 20)
+        relay.cut_there_at = relay.passed_there + (1 << 20)
         with pytest.raises(NodeUnavailableError):
             await peer.round(MIGRATION, LAYER_ROUND, content.stream())
         await wait_failed(side)
