@@ -11,7 +11,14 @@ import anyio.lowlevel
 import pytest
 
 from dsec.base.clock import ManualClock
-from dsec.base.errors import DsecError, HostDiskFullError, InvalidStateError, LogSuspectError, WriterFencedError
+from dsec.base.errors import (
+    DsecError,
+    HostDiskFullError,
+    InvalidStateError,
+    LogSuspectError,
+    StateLockedError,
+    WriterFencedError,
+)
 from dsec.costs.commit_frequency import commit_cost
 from dsec.episode.durability import EVERY_ROUND, Durability, asynchronous, every_n_rounds
 from dsec.episode.log_events import EpisodeEnded, OperationsRunning, RoundCommitted, RoundDecided, StateSaved
@@ -308,6 +315,38 @@ async def test_leaving_saves_what_was_answered() -> None:
     assert saved_rounds(disk) == 7
     with pytest.raises(InvalidStateError):
         await log.commit(committed(8))
+
+
+@pytest.mark.anyio
+async def test_logs_are_begun_and_opened_in_threads() -> None:
+    disk = SimulatedDisk()
+    where = LogPlace(directory=DIRECTORY, disk=disk, clock=ManualClock())
+    async with GroupCommit(threads=2) as group:
+        log = await group.create(where, identity())
+        await log.commit(committed(1))
+        with pytest.raises(StateLockedError):
+            await group.open(where)
+        await log.aclose()
+        log, content = await group.open(where, every_n_rounds(2))
+        assert content.progress.last_round == 1
+        await log.commit(committed(2))
+        assert log.unsaved.rounds == 1
+    assert saved_rounds(disk) == 2
+
+
+@pytest.mark.anyio
+async def test_a_log_whose_opener_was_cancelled_is_let_go() -> None:
+    disk = GatedDisk()
+    where = LogPlace(directory=DIRECTORY, disk=disk, clock=ManualClock())
+    create_log(where, identity()).close()
+    async with GroupCommit(threads=1) as group:
+        disk.gated = True
+        with anyio.move_on_after(0.01):
+            await group.open(where)
+        disk.gated = False
+        disk.gate.release(5)
+        log, _ = await group.open(where)
+        assert log.log.epoch == 3
 
 
 @pytest.mark.anyio

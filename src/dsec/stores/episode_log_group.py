@@ -22,8 +22,10 @@ import anyio
 
 from dsec.base.errors import DsecError, InvalidStateError
 from dsec.episode.durability import EVERY_ROUND, Durability, Unsaved
+from dsec.episode.identity import EpisodeIdentity
+from dsec.episode.log_content import LogContent
 from dsec.episode.log_events import LogEvent, RoundCommitted, StateSaved
-from dsec.stores.episode_log import EpisodeLog
+from dsec.stores.episode_log import EpisodeLog, LogPlace, create_log, open_log
 
 DEFAULT_THREADS = 16
 DEFAULT_RENEWAL_S = 10.0
@@ -87,6 +89,57 @@ class GroupCommit:
         attached = DurableLog(self, log, durability, on_saved)
         self._logs.add(attached)
         return attached
+
+    async def create(
+        self,
+        place: LogPlace,
+        identity: EpisodeIdentity,
+        durability: Durability = EVERY_ROUND,
+        *,
+        on_saved: Callable[[], None] = lambda: None,
+    ) -> DurableLog:
+        """Begin a log in a thread; see `dsec.stores.episode_log.create_log`."""
+        log = await self._made(lambda: create_log(place, identity))
+        return self.attach(log, durability, on_saved=on_saved)
+
+    async def open(
+        self, place: LogPlace, durability: Durability = EVERY_ROUND, *, on_saved: Callable[[], None] = lambda: None
+    ) -> tuple[DurableLog, LogContent]:
+        """Open a log in a thread, and return what it says; see `dsec.stores.episode_log.open_log`."""
+        read: list[LogContent] = []
+
+        def open_it() -> EpisodeLog:
+            log, content = open_log(place)
+            read.append(content)
+            return log
+
+        return self.attach(await self._made(open_it), durability, on_saved=on_saved), read[0]
+
+    async def _made(self, make: Callable[[], EpisodeLog]) -> EpisodeLog:
+        """Make a log in a thread; if the caller is cancelled, nobody has it, and it is closed at once."""
+        made: list[EpisodeLog] = []
+        handing_over = threading.Lock()
+        is_wanted = True
+
+        def make_it() -> None:
+            log = make()
+            with handing_over:
+                if is_wanted:
+                    made.append(log)
+                    return
+            log.close()
+
+        job = self.run(make_it)
+        try:
+            await asyncio.wait([job])
+        except asyncio.CancelledError:
+            with handing_over:
+                is_wanted = False
+            for log in made:
+                log.close()
+            raise
+        job.result()
+        return made[0]
 
     @property
     def unsaved(self) -> Unsaved:
