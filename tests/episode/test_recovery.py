@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from dsec.base.errors import InvalidRequestError, InvalidStateError, StateCorruptedError
@@ -129,6 +130,19 @@ def test_a_saved_point_inside_the_round_saves_what_is_in_front_of_it() -> None:
     plan = plan_recovery(progress, workspace="w2.2")
     assert not plan.workspace.restore
     assert [type(action) for action in plan.actions] == [ReturnRecorded, ReturnRecorded, RunOperation]
+
+
+def test_a_version_that_was_saved_while_a_neighbour_may_have_run_is_no_point_to_go_on_from() -> None:
+    decided = decision(3, [Effect.WORKSPACE] * 3)
+    parallel = tuple(msgspec.structs.replace(found, parallel=True) for found in decided.operations[:2])
+    decided = msgspec.structs.replace(decided, operations=(*parallel, decided.operations[2]))
+    events = [finished(0, workspace="w2.1"), finished(1, workspace="w2.2")]
+    progress = fold([*history(2), RoundDecided(number=3, decision=decided, workspace="w2"), *events])
+    with pytest.raises(InvalidRequestError, match="was not saved"):
+        check_resumable_at(progress, number=2, operations=1)
+    assert check_resumable_at(progress, number=2, operations=2) == "w2.2"
+    plan = plan_recovery(progress, workspace="w2.1", restorable={"w2", "w2.1"})
+    assert plan.workspace.version == "w2"
 
 
 def test_a_workspace_without_a_recorded_version_is_not_trusted() -> None:

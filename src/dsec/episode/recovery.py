@@ -223,15 +223,16 @@ def _latest_version(
 def _saved_points(open_round: OpenRound) -> list[tuple[int, str]]:
     """Return place and version of each saved point of the round: all in front of it has a result.
 
-    A point counts only as the end of an unbroken beginning: a version that was saved while a neighbour still ran has
-    some of that neighbour's work in it.
+    A version that was saved while a neighbour may still have run has some of that neighbour's work in it, and is none.
     """
+    operations = open_round.decided.decision.operations
     points: list[tuple[int, str]] = []
-    for place, operation in enumerate(open_round.decided.decision.operations):
+    for place, operation in enumerate(operations):
         finished = open_round.finished.get(operation.operation_id)
         if finished is None and not _settled_as_done(open_round, operation.operation_id):
             break
-        if finished is not None and finished.workspace:
+        beside_the_next = operation.parallel and place + 1 < len(operations) and operations[place + 1].parallel
+        if finished is not None and finished.workspace and not beside_the_next:
             points.append((place, finished.workspace))
     return points
 
