@@ -10,47 +10,45 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import secrets
+import shlex
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
-from dsec.base.errors import AlreadyExistsError, NodeUnavailableError, SnapshotNotFoundError, UnknownOutcomeError
+from dsec.base.errors import AlreadyExistsError, SnapshotNotFoundError
+from dsec.model.pool import PoolChange
 from dsec.model.sandbox import Resources, SandboxSpec, SandboxState
-from dsec.model.state import CheckpointRequest, ForkRequest
-from dsec.sdk.http import HttpService
+from dsec.model.state import CheckpointRequest, ForkRequest, PackRequest, RestoreRequest, SnapshotRequest
+from dsec.sdk.pools import pools_of
 from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
-from dsec.testing.forest_model import EVERY, Box, Files, Forest, differing, look
-from dsec.testing.leaks import Leaks
-from dsec.testing.node_process import NodeProcess
+from dsec.testing.forest_model import Box, Files, Forest
+from dsec.testing.step_ring import HOME, Act, Case, Ring, Scene
 
 IS_FULL = os.environ.get("DSEC_CRASH_STEPS") == "all"
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800 if IS_FULL else 300)]
 
-HOME = "/home/user"
 BOX, CHILDREN = "sbx-box", ("sbx-child1", "sbx-child2")
+SNAPSHOT, PACKED, HOOKED = "kept", "packed", "hooked"
 SPEC = SandboxSpec(
     image="guest", workdir=HOME, resources=Resources(memory_bytes=128 << 20, disk_bytes=64 << 20, pids=64), seed=7
 )
-PATIENCE_S = 30.0
-CLEANING_STEPS = 9
-"""A node that cleans up dies at one of so many steps."""
-Act = Callable[[SandboxService], Awaitable[object]]
+POOL = PoolChange(floor=1, maximum=2, spreads=0.0, concurrency_share=0.0)
 
 
 def content(text: bytes) -> Files:
     return {"f": ("file", 0o644, text)}
 
 
-IMAGES: Mapping[str, Files] = {"guest": {}}
+IMAGES: Mapping[str, Files] = {"guest": {}, HOOKED: {}}
 EMPTY = Box(files={}, clean={})
 BRANCHED = replace(
     replace(replace(EMPTY, files=content(b"one")).saved("one"), files=content(b"two")).saved("two"),
@@ -63,27 +61,42 @@ def forest(box: Box | None) -> Forest:
     return Forest({} if box is None else {BOX: box}, images=IMAGES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One operation.
+async def nothing(service: SandboxService) -> None:
+    return None
 
-    Attributes:
-        name: for the test's id.
-        scene: what stands before; `BRANCHED`, `PAUSED` or nothing.
-        act: the operation.
-        after: what it leads to.
-        between: what an interruption may leave besides.
-        repeats: whether the operation, made again after it was done, changes nothing.
-        steps: about how many there are, from which one is drawn.
-    """
 
-    name: str
-    scene: Box | None = BRANCHED
-    act: Act
-    after: Forest
-    between: tuple[Forest, ...] = ()
-    repeats: bool = True
-    steps: int
+async def branch(service: SandboxService, image: str = "guest") -> None:
+    await service.create(msgspec.structs.replace(SPEC, image=image), sandbox_id=BOX)
+    for name in ("one", "two"):
+        await service.write_file(BOX, "f", name.encode())
+        await state_of(service).checkpoint(BOX, CheckpointRequest(name=name))
+    await service.write_file(BOX, "f", b"three")
+
+
+async def branch_and_pause(service: SandboxService) -> None:
+    await branch(service)
+    await service.pause(BOX)
+
+
+async def branch_and_save(service: SandboxService) -> None:
+    await branch(service)
+    await snapshot(service)
+
+
+async def branch_with_hooks(service: SandboxService) -> None:
+    await branch(service, HOOKED)
+
+
+async def branch_from_pool(service: SandboxService) -> None:
+    await pools_of(service).set_pool(SPEC, POOL)
+    await branch(service)
+
+
+async def be_the_next_tenant(service: SandboxService) -> None:
+    """Whoever comes next is served, and sees nothing of who was there before."""
+    await service.create(SPEC, sandbox_id="sbx-next")
+    assert not await service.list_files("sbx-next", HOME)
+    await service.remove("sbx-next")
 
 
 async def checkpoint(service: SandboxService) -> None:
@@ -105,16 +118,47 @@ def fork(checkpoint: str | None) -> Act:
     return lambda service: state_of(service).fork(BOX, request)
 
 
+async def snapshot(service: SandboxService) -> None:
+    if SNAPSHOT not in {info.name for info in await state_of(service).list_snapshots()}:
+        await state_of(service).snapshot(BOX, SnapshotRequest(checkpoint="one", name=SNAPSHOT))
+
+
+async def restore(service: SandboxService) -> None:
+    await state_of(service).restore(SNAPSHOT, RestoreRequest(sandbox_id=CHILDREN[0]))
+
+
+async def pack(service: SandboxService) -> None:
+    try:
+        await state_of(service).pack(BOX, PackRequest(name=PACKED, checkpoint="one"))
+    except AlreadyExistsError:
+        pass
+
+
 def with_children(key: str | None) -> Forest:
     return forest(BRANCHED).having(dict.fromkeys(CHILDREN, BRANCHED.child(key)))
 
 
+def hooked(box: Box) -> Box:
+    """What the import hook makes of a sandbox: it tells what was exported."""
+    return replace(box, files={**box.files, "imported": box.files["f"]})
+
+
+NOTHING = Scene(forest(None), nothing)
+A_TREE = Scene(forest(BRANCHED), branch)
+A_PAUSED_TREE = Scene(forest(PAUSED), branch_and_pause)
+A_SAVED_TREE = Scene(forest(BRANCHED).with_snapshot(SNAPSHOT, content(b"one")), branch_and_save)
+A_TREE_WITH_HOOKS = Scene(forest(BRANCHED), branch_with_hooks)
+A_TREE_FROM_A_POOL = Scene(forest(BRANCHED), branch_from_pool, is_pooled=True)
+RESTORED = A_SAVED_TREE.forest.having({CHILDREN[0]: BRANCHED.child("one")})
+
+
 CASES = [
-    Case(name="create", scene=None, act=lambda s: s.create(SPEC, sandbox_id=BOX), after=forest(EMPTY), steps=10),
-    Case(name="checkpoint", act=checkpoint, after=forest(BRANCHED.saved("three")), steps=12),
-    Case(name="checkpoint-paused", scene=PAUSED, act=checkpoint, after=forest(PAUSED.saved("three")), steps=8),
+    Case(name="create", scene=NOTHING, act=lambda s: s.create(SPEC, sandbox_id=BOX), after=forest(EMPTY), steps=8),
+    Case(name="checkpoint", scene=A_TREE, act=checkpoint, after=forest(BRANCHED.saved("three")), steps=12),
+    Case(name="checkpoint-paused", scene=A_PAUSED_TREE, act=checkpoint, after=forest(PAUSED.saved("three")), steps=8),
     Case(
         name="rollback",
+        scene=A_TREE,
         act=lambda s: s.rollback(BOX),
         after=forest(BRANCHED.rolled_back(None)),
         repeats=False,
@@ -122,19 +166,50 @@ CASES = [
     ),
     Case(
         name="rollback-to-checkpoint",
+        scene=A_TREE,
         act=lambda s: s.rollback(BOX, snapshot="one"),
         after=forest(BRANCHED.rolled_back("one")),
         repeats=False,
         steps=16,
     ),
-    Case(name="remove-checkpoint", act=remove_checkpoint, after=forest(BRANCHED.without("one")), steps=4),
-    Case(name="fork", act=fork(None), after=with_children(None), steps=18),
-    Case(name="fork-from-checkpoint", act=fork("one"), after=with_children("one"), steps=12),
-    Case(name="pause", act=lambda s: s.pause(BOX), after=forest(PAUSED), steps=8),
-    Case(name="resume", scene=PAUSED, act=lambda s: s.resume(BOX), after=forest(BRANCHED), steps=6),
-    Case(name="stop", act=lambda s: s.stop(BOX), after=forest(BRANCHED.stopped()), steps=14),
+    Case(name="remove-checkpoint", scene=A_TREE, act=remove_checkpoint, after=forest(BRANCHED.without("one")), steps=6),
+    Case(name="fork", scene=A_TREE, act=fork(None), after=with_children(None), steps=20, frozen=1),
+    Case(name="fork-from-checkpoint", scene=A_TREE, act=fork("one"), after=with_children("one"), steps=12),
+    Case(name="snapshot", scene=A_TREE, act=snapshot, after=A_SAVED_TREE.forest, steps=8),
+    Case(name="restore", scene=A_SAVED_TREE, act=restore, after=RESTORED, steps=12, frozen=1),
+    Case(name="pack", scene=A_TREE, act=pack, after=forest(BRANCHED).with_image(PACKED, content(b"one")), steps=4),
+    Case(name="pause", scene=A_TREE, act=lambda s: s.pause(BOX), after=forest(PAUSED), steps=8),
+    Case(name="resume", scene=A_PAUSED_TREE, act=lambda s: s.resume(BOX), after=forest(BRANCHED), steps=6),
+    Case(name="stop", scene=A_TREE, act=lambda s: s.stop(BOX), after=forest(BRANCHED.stopped()), steps=14),
+    Case(
+        name="rollback-with-hooks",
+        scene=A_TREE_WITH_HOOKS,
+        act=lambda s: s.rollback(BOX, snapshot="one"),
+        after=forest(hooked(BRANCHED.rolled_back("one"))),
+        repeats=False,
+        steps=22,
+    ),
+    Case(
+        name="fork-with-hooks",
+        scene=A_TREE_WITH_HOOKS,
+        act=fork(None),
+        after=forest(BRANCHED).having(dict.fromkeys(CHILDREN, hooked(BRANCHED.child(None)))),
+        steps=36,
+        frozen=1,
+    ),
+    Case(
+        name="recycle",
+        scene=A_TREE_FROM_A_POOL,
+        act=lambda s: s.remove(BOX),
+        after=forest(None),
+        between=(forest(BRANCHED.stopped()),),
+        repeats=False,
+        steps=20,
+        probe=be_the_next_tenant,
+    ),
     Case(
         name="remove",
+        scene=A_TREE,
         act=lambda s: s.remove(BOX),
         after=forest(None),
         between=(forest(BRANCHED.stopped()),),
@@ -149,122 +224,14 @@ def seed() -> int:
     return int(os.environ.get("DSEC_CRASH_SEED") or secrets.randbits(32))
 
 
-class Ring:
-    """Lives of a node, one after another: each sees what the one before left, and dies in an operation of its own."""
-
-    def __init__(self, state_dir: Path, chance: random.Random) -> None:
-        self.node = NodeProcess(state_dir)
-        self.chance = chance
-        self.case: Case | None = None
-        self.struck: list[str] = []
-
-    async def draw(self, cases: Sequence[Case]) -> None:
-        """Die at one step of each case."""
-        for case in cases:
-            await self._live(case, self.chance.randint(1, case.steps))
-        await self._end()
-
-    async def walk(self, case: Case) -> None:
-        """Die at every step of a case."""
-        for step in count(1):
-            if not await self._live(case, step):
-                break
-            if self.node.start(die_at_step=self.chance.randint(1, CLEANING_STEPS), armed=True):
-                self.node.kill()
-        await self._end()
-
-    async def _live(self, case: Case, step: int) -> bool:
-        """See what the last death left, make a scene, and die at a step of the operation; return whether it did."""
-        assert self.node.start(die_at_step=step)
-        log = self.node.state_dir / "node.log"
-        async with self.node.service() as service:
-            await self._see(service)
-            self.case = case
-            await self._make_scene(service, case)
-            said = len(log.read_text(errors="replace"))
-            self.node.arm()
-            try:
-                await case.act(service)
-                await self._quiet(case.after)
-            except (NodeUnavailableError, UnknownOutcomeError):
-                pass
-        self.node.kill()
-        # It says so before it dies; that it did can be seen a moment later only.
-        told = re.findall(r"killed at (step \d+: .*)", log.read_text(errors="replace")[said:])
-        self.struck += [f"{case.name}: {where}" for where in told]
-        return bool(told)
-
-    async def _end(self) -> None:
-        assert self.node.start()
-        async with self.node.service() as service:
-            await self._see(service)
-        self.node.stop()
-
-    async def _see(self, service: HttpService) -> None:
-        """See what a death left; ask again, which must lead to what was asked; and remove everything."""
-        if self.case is not None:
-            found = await self._recognised(service, self.case)
-            if self.case.repeats or found != self.case.after:
-                await self.case.act(service)
-                await self._shows(service, self.case.after)
-        for info in await service.list(EVERY):
-            await service.remove(info.sandbox_id)
-        await self._quiet(forest(None))
-
-    async def _make_scene(self, service: HttpService, case: Case) -> None:
-        if case.scene is None:
-            return
-        await service.create(SPEC, sandbox_id=BOX)
-        for name in ("one", "two"):
-            await service.write_file(BOX, "f", name.encode())
-            await state_of(service).checkpoint(BOX, CheckpointRequest(name=name))
-        await service.write_file(BOX, "f", b"three")
-        if case.scene.state is SandboxState.PAUSED:
-            await service.pause(BOX)
-        await self._quiet(forest(case.scene))
-
-    async def _recognised(self, service: SandboxService, case: Case) -> Forest:
-        possible = (forest(case.scene), *case.between, case.after)
-        shown = await look(service, HOME)
-        true = [each for each in possible if each.shown() == shown]
-        assert true, "\n".join(differing(shown, each.shown()) for each in possible)
-        await self._quiet(true[-1])
-        return true[-1]
-
-    async def _shows(self, service: SandboxService, wanted: Forest) -> None:
-        differences = differing(await look(service, HOME), wanted.shown())
-        assert not differences, differences
-        await self._quiet(wanted)
-
-    async def _quiet(self, wanted: Forest) -> None:
-        """Wait until the host holds what these sandboxes need and nothing else, or the node is dead."""
-        ends_at = anyio.current_time() + PATIENCE_S
-        while self.node.is_running and (left := self._superfluous(wanted)):
-            assert anyio.current_time() < ends_at, left
-            await anyio.sleep(0.01)
-
-    def _superfluous(self, wanted: Forest) -> str:
-        """Say what the host holds that it should not, or lacks."""
-        live = {f"{name}-g{box.generation}" for name, box in wanted.boxes.items() if box.is_live}
-        left = Leaks.read(self.node.state_dir)
-        groups = {part for group in left.groups for part in group.split("/") if part.startswith("sbx-")}
-        layers = {name.removeprefix("layers/") for name in left.layers if name.startswith("layers/")}
-        # What is discarded is gone with a later commit of the file system; the fixture waits for that.
-        rest = [name for name in left.layers if name.startswith("staging/")]
-        frozen = [name for name in left.layers if name.startswith("checkpoints/")]
-        origins = 1 if wanted == with_children(None) else 0
-        expected = sum(len(box.points) for box in wanted.boxes.values()) + origins
-        told = {
-            "instances": set(left.run_entries) ^ live,
-            "groups": groups ^ live,
-            "layers": layers ^ live,
-            "unfinished": rest,
-            "frozen layers": frozen if len(frozen) != expected else [],
-            "mounts": left.mounts,
-            "files": left.files,
-            "spools": set(left.spools) - live,
-        }
-        return "; ".join(f"{what}: {found}" for what, found in told.items() if found)
+@pytest.fixture
+def hooked_dir(image_root: Path, state_dir: Path) -> Path:
+    """A state directory that also holds an image with hooks. The import takes a while, so that kills come into it."""
+    import_hook = shlex.join(["sh", "-c", "cat > .new; sleep 0.05; mv .new imported"])
+    command = [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), "image", "import", str(image_root)]
+    command += ["--name", HOOKED, "--workdir", HOME, "--export-hook", "cat f", "--import-hook", import_hook]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return state_dir
 
 
 def play(ring: Ring, seed: int, plot: Callable[[], Awaitable[None]]) -> None:
@@ -280,17 +247,17 @@ def play(ring: Ring, seed: int, plot: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_a_real_node_killed_at_a_drawn_step_of_each_operation_loses_and_leaves_nothing(
-    seed: int, state_dir: Path
+    seed: int, hooked_dir: Path
 ) -> None:
-    ring = Ring(state_dir, random.Random(seed))
+    ring = Ring(hooked_dir, forest(None), random.Random(seed))
     play(ring, seed, partial(ring.draw, CASES))
 
 
 @pytest.mark.skipif(not IS_FULL, reason="DSEC_CRASH_STEPS=all walks through every step")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_real_node_killed_at_any_step_of_an_operation_loses_and_leaves_nothing(
-    case: Case, seed: int, state_dir: Path
+    case: Case, seed: int, hooked_dir: Path
 ) -> None:
-    ring = Ring(state_dir, random.Random(f"{seed} {case.name}"))
+    ring = Ring(hooked_dir, forest(None), random.Random(f"{seed} {case.name}"))
     play(ring, seed, partial(ring.walk, case))
     assert ring.struck, "the ports were not watched"
