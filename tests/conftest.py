@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from functools import wraps
 
 import anyio
 import pytest
 from hypothesis import settings
+
+from dsec.linux.swap import swap_table
 
 # How long an example takes depends on what else the host does.
 settings.register_profile("dsec", deadline=None)
@@ -22,6 +24,16 @@ ASYNC_LIMIT_S = 240.0
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_swap_file_stays_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail when a test left a swap file on in its directory: deleted with it, it would hold its disk until the host
+    restarts. Who has a state directory elsewhere looks by `dsec.testing.leaks`."""
+    yield
+    ours = str(tmp_path_factory.getbasetemp())
+    left = [area.path for area in swap_table() if area.path.startswith(ours)]
+    assert not left, "remove the swap file (dsec down --destroy) before its directory"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

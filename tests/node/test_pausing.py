@@ -453,6 +453,27 @@ async def test_a_job_paused_with_its_memory_gives_it_back_when_asked_again(host:
         assert (again.changed, len(again.unchanged), again.released_bytes) == ((), 3, 3 * SIZE)
 
 
+async def test_all_of_a_job_stand_still_before_their_memory_has_travelled(
+    host: MemoryHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with host.node() as node:
+        names = [f"sbx-{number}" for number in range(15)]
+        go_on = anyio.Event()
+
+        async def release() -> int:
+            await go_on.wait()
+            return SIZE
+
+        for name in names:
+            monkeypatch.setattr(await create(host, node, name, metadata={"job": "rl"}), "release_memory", release)
+        async with node.state.change_job("rl", JobAction.PAUSE) as events:
+            await until(lambda: all(host.runtime.instance(f"{name}-g0").paused for name in names))
+            go_on.set()
+            told = [event async for event in events]
+        assert isinstance(told[-1], JobReport)
+        assert told[-1].released_bytes == 15 * SIZE
+
+
 # -- restarts ----------------------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,8 @@ are; each rollback writes it anew."""
 _HOST_IDS_END = 1 << 32
 _TRANSFERS_AT_ONCE = 16
 """Each holds a thread that mostly waits for the other side."""
+_FREEZES_AT_ONCE = 8
+"""Freezing is a few writes to control groups and a wait for the kernel; more only queue for a processor."""
 _RELEASES_AT_ONCE = 2
 _READINGS_AT_ONCE = 4
 """They use one disk; more only take processors from those that run, and threads from everybody."""
@@ -62,7 +64,8 @@ class Core:
         sends, receipts: bound the threads through which layers are sent, and received. Two, since each send of one node
             waits for a receipt of another, which must not wait for a send.
         admission, recorder: who says whether one more is taken, and who keeps events.
-        releases, readings: bound how many sandboxes give their memory back, or read it back, at the same time.
+        freezes, releases, readings: bound how many sandboxes at the same time are frozen, give their memory back, or
+            read it back.
     """
 
     def __init__(self, parts: NodeParts, supervisor: Supervisor, durable: Durable | None = None) -> None:
@@ -85,6 +88,7 @@ class Core:
         self.migrations: OrderedDict[str, MigrationRecord] = OrderedDict()
         self.sends = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
         self.receipts = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
+        self.freezes = anyio.CapacityLimiter(_FREEZES_AT_ONCE)
         self.releases = anyio.CapacityLimiter(_RELEASES_AT_ONCE)
         self.readings = anyio.CapacityLimiter(_READINGS_AT_ONCE)
 

@@ -8,6 +8,7 @@ are preempted, the trainer pauses every sandbox of the job.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,9 +29,9 @@ from dsec.node.state import pausing
 JOB_LABEL = "job"
 """The key in a sandbox's metadata that names its job."""
 
-_AT_ONCE = 8
-"""Freezing is a few writes to control groups and a wait for the kernel; more at once only queue for a processor. Fewer
-give their memory back at a time (`Core.releases`), so that the next are frozen meanwhile."""
+_RESUMES_AT_ONCE = 8
+"""Thawing is a few writes to control groups and the journal; more at once only queue for a processor. Of pauses each
+step is bounded (`Core.freezes`, `Core.releases`), so that all stand still before much memory has travelled."""
 
 _OVER = frozenset({SandboxState.STOPPING, SandboxState.STOPPED, SandboxState.FAILED})
 
@@ -113,7 +114,7 @@ class _Change:
     async def run(self) -> None:
         began_s = self._core.now_boot_s()
         self._say(JobProgress(done=0, total=len(self._sandboxes)))
-        limiter = anyio.CapacityLimiter(_AT_ONCE)
+        limiter = anyio.CapacityLimiter(math.inf if self._action is JobAction.PAUSE else _RESUMES_AT_ONCE)
         async with anyio.create_task_group() as group:
             for sandbox in self._sandboxes:
                 group.start_soon(self._one, sandbox, limiter)

@@ -73,8 +73,9 @@ async def pause(core: Core, sandbox: Sandbox, *, keep_memory: bool = False) -> i
             return 0
         async with AsyncExitStack() as stack:
             room = _Room(core, stack)
-            await room.make(generation)
-            await _freeze(core, sandbox, generation, room)
+            async with core.freezes:
+                await room.make(generation)
+                await _freeze(core, sandbox, generation, room)
             return await _release(core, sandbox, generation)
 
 
