@@ -53,6 +53,8 @@ def test_residue_is_named_by_its_rule(path: bytes, expected: str) -> None:
         b"root/go/pkg/mod/x",
         b"root/.cache/huggingface/hub/model",
         b"srv/a.swap",
+        b"srv/core.0a1b.js",
+        b"srv/.nfsrc",
     ],
 )
 def test_what_a_session_may_need_stays(path: bytes) -> None:

@@ -127,8 +127,8 @@ DEFAULT_RULES: dict[str, tuple[str, ...]] = {
         "/var/crash/*",
         "**/.local/share/Trash/",
         ".Trash-*/",
-        "core.[0-9]*",
-        ".nfs*",
+        "/var/lib/systemd/coredump/*",
+        ".nfs0000*",
     ),
     "logs": (
         "/var/log/*.log",
