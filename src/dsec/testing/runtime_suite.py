@@ -642,6 +642,18 @@ class RuntimeSuite:
             await instance.resume()
             await process.write(content)
             await read_until(process, content)
+            # Whoever needs the instance at once ends both, and reading ahead is for one that runs as well.
+            await instance.pause()
+            with anyio.move_on_after(0):
+                await instance.release_memory()
+            await instance.resume()
+            with anyio.move_on_after(0):
+                await instance.prefetch(PATIENCE_S)
+            await instance.prefetch(1.0)
+            await process.write(content)
+            await read_until(process, content)
+        needed = await instance.swappable_bytes()
+        assert needed is None or needed >= 0
         await process.close_stdin()
         await collect(process)
 
