@@ -8,7 +8,8 @@ import pytest
 
 from dsec.bench.episode import announcements, bench_identity, bench_round, outside_round
 from dsec.bench.replay import _written
-from dsec.stores.episode_log import LogPlace, create_log
+from dsec.stores.episode_log import create_log
+from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 
 

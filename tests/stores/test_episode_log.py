@@ -38,8 +38,9 @@ from dsec.episode.log_events import (
 )
 from dsec.episode.operations import Effect
 from dsec.stores import episode_log
-from dsec.stores.episode_log import EpisodeLog, LogPlace, create_log, open_log
+from dsec.stores.episode_log import EpisodeLog, create_log, open_log
 from dsec.stores.episode_log_disk import Disk, HostDisk
+from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.testing.episodes import EPISODE, decision, identity, round_record
 from dsec.testing.faults import Killed
@@ -528,6 +529,36 @@ def test_a_disk_that_fills_while_a_segment_is_begun_costs_nothing_that_is_saved(
         log, content = open_log(place(disk))
         log.close()
         assert content.progress.last_round == number - 1
+
+
+def test_a_write_that_is_interrupted_stops_the_log_and_leaves_it_readable() -> None:
+    for interrupted_at in ("write", "half"):
+        disk = SimulatedDisk()
+        log = create_log(place(disk), identity())
+        log.append(committed(1))
+        log.save()
+
+        def interrupt(operation: str, name: str, disk: SimulatedDisk = disk, how: str = interrupted_at) -> None:
+            if operation == "write":
+                if how == "half":
+                    disk.kill_at = disk.operations + 1
+                else:
+                    raise KeyboardInterrupt
+
+        disk.on_operation = interrupt
+        with pytest.raises((KeyboardInterrupt, Killed)):
+            log.append(committed(2))
+        disk.on_operation = lambda operation, name: None
+        disk.kill_at = 0
+        with pytest.raises(InvalidStateError, match="was interrupted"):
+            log.append(committed(2))
+        log.close()
+        log, content = open_log(place(disk))
+        assert content.progress.last_round == 1
+        log.append(committed(2))
+        log.save()
+        log.close()
+        assert read_episode_log(DIRECTORY, disk=disk).progress.last_round == 2
 
 
 def test_a_failed_sync_makes_the_log_suspect_and_is_never_tried_again() -> None:

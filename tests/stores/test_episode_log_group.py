@@ -23,8 +23,9 @@ from dsec.costs.commit_frequency import commit_cost
 from dsec.episode.durability import EVERY_ROUND, Durability, asynchronous, every_n_rounds
 from dsec.episode.log_events import EpisodeEnded, OperationsRunning, RoundCommitted, RoundDecided, StateSaved
 from dsec.episode.operations import Effect
-from dsec.stores.episode_log import EpisodeLog, LogPlace, create_log, open_log
+from dsec.stores.episode_log import EpisodeLog, create_log, open_log
 from dsec.stores.episode_log_group import GroupCommit
+from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.testing.episodes import EPISODE, decision, identity, round_record
 from dsec.testing.simulated_disk import SimulatedDisk

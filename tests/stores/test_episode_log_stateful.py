@@ -35,7 +35,8 @@ from dsec.episode.log_events import (
     StateSaved,
 )
 from dsec.episode.operations import Effect, RoundRecord
-from dsec.stores.episode_log import EpisodeLog, LogPlace, create_log, open_log
+from dsec.stores.episode_log import EpisodeLog, create_log, open_log
+from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.episode_log_remote import read_stored_log, restore_log
 from dsec.stores.episode_log_upload import LogUploader, UploadSettings

@@ -23,9 +23,10 @@ from dsec.base.errors import (
 from dsec.episode.durability import EVERY_ROUND, Durability, asynchronous
 from dsec.episode.log_content import Completeness
 from dsec.episode.log_events import EpisodeEnded, RoundCommitted, StateSaved
-from dsec.stores.episode_log import EpisodeLog, LogPlace, create_log, open_log
+from dsec.stores.episode_log import EpisodeLog, create_log, open_log
 from dsec.stores.episode_log_group import GroupCommit
 from dsec.stores.episode_log_objects import segment_key, watermark_key
+from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.episode_log_remote import read_stored_log, restore_log
 from dsec.stores.episode_log_upload import LogUploader, UploadSettings

@@ -17,7 +17,8 @@ import pytest
 from dsec.base.errors import HostDiskFullError, LogSuspectError, StateLockedError
 from dsec.episode.log_content import Completeness, LogContent
 from dsec.episode.log_events import RoundCommitted
-from dsec.stores.episode_log import EpisodeLog, LogPlace, create_log, open_log
+from dsec.stores.episode_log import EpisodeLog, create_log, open_log
+from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.episode_log_remote import read_stored_log, restore_log
 from dsec.stores.episode_log_upload import LogUploader

@@ -33,9 +33,10 @@ from dsec.bench.sampling import Sample, alternate, timed
 from dsec.episode.durability import EVERY_ROUND, Durability, asynchronous, every_n_rounds
 from dsec.episode.frames import encode_frame
 from dsec.episode.log_events import encode_log_event
-from dsec.stores.episode_log import LogPlace, create_log
+from dsec.stores.episode_log import create_log
 from dsec.stores.episode_log_disk import HostDisk
 from dsec.stores.episode_log_group import DurableLog, GroupCommit
+from dsec.stores.episode_log_place import LogPlace
 
 _BARE, _SQLITE = "bare write and fsync of the same bytes", "SQLite, WAL, synchronous=FULL"
 _OURS, _BLOCKING = "ours", "ours, blocking"

@@ -22,7 +22,8 @@ from dsec.bench.episode import bench_identity, bench_round
 from dsec.bench.report import Report, make_report
 from dsec.bench.sampling import Sample, alternate, timed
 from dsec.episode.log_content import LogContent
-from dsec.stores.episode_log import LogPlace, create_log, open_log
+from dsec.stores.episode_log import create_log, open_log
+from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 
 _ROUNDS = 1_000

@@ -16,22 +16,18 @@ different threads at the same time, each in one; everything else may not run bes
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import (
     AlreadyExistsError,
     DsecError,
-    HostDiskFullError,
     InvalidStateError,
     LimitExceededError,
     LogSuspectError,
     NotFoundError,
-    PlatformError,
     StateCorruptedError,
     WriterFencedError,
 )
@@ -51,35 +47,11 @@ from dsec.episode.segments import (
     parse_segment_name,
     segment_name,
 )
-from dsec.stores.episode_log_disk import Disk, HostDisk
+from dsec.stores.episode_log_place import LogPlace, disk_failure
 from dsec.stores.episode_log_reading import load_segments
-from dsec.stores.episode_log_tenure import DEFAULT_LEASE_S, Tenure, take_tenure
+from dsec.stores.episode_log_tenure import Tenure, take_tenure
 
-DEFAULT_SEGMENT_BYTES = 4 * MIB
 MAXIMUM_EVENT_BYTES = 64 * MIB
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_HOST_DISK, _HOST_CLOCK = HostDisk(), SystemClock()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPlace:
-    """Where a log is, and who writes it.
-
-    Attributes:
-        directory: of the log; its name is the episode's id.
-        writer: who writes, for people.
-        disk: the file operations.
-        clock: wall clock for heads, boot clock for leases.
-        lease_s: how long others wait for a writer that stands still.
-        segment_bytes: a segment that has grown to this is followed by the next.
-    """
-
-    directory: Path
-    writer: str = ""
-    disk: Disk = _HOST_DISK
-    clock: Clock = _HOST_CLOCK
-    lease_s: float = DEFAULT_LEASE_S
-    segment_bytes: int = DEFAULT_SEGMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +169,14 @@ class EpisodeLog:
                 f"an event of {len(line)} bytes is too long for the log of an episode",
                 resolution=f"keep less of what tools return; the limit is {MAXIMUM_EVENT_BYTES} bytes",
             )
-        if isinstance(event, StateSaved):
-            self._append_state(line)
-        else:
-            if self.is_segment_full:
-                self.rotate()
-            self._write(line)
-            self._advance(line, event)
-        self.progress.apply_checked(event)
+        try:
+            self._append_line(event, line)
+        except BaseException:
+            # Whatever interrupts this, such as a signal, may have left a part of a line, or one that is not counted.
+            self._stop(
+                self._failure or InvalidStateError(f"writing the log in {self._place.directory} was interrupted")
+            )
+            raise
         return self._written.sequence
 
     def save(self) -> None:
@@ -215,7 +187,7 @@ class EpisodeLog:
             WriterFencedError: another writer has taken over.
         """
         self._check_usable()
-        reached = _Count(self._written.sequence, self._written.bytes, self._written.rounds, self._written.operations)
+        reached = self._written
         if reached.sequence > self._saved.sequence:
             try:
                 self._disk.sync(self._handle)
@@ -251,6 +223,16 @@ class EpisodeLog:
         self._failure = self._failure or InvalidStateError(f"the log in {self._place.directory} is closed")
 
     # -- what happens to files -----------------------------------------------------------------------------------------
+
+    def _append_line(self, event: LogEvent, line: bytes) -> None:
+        if isinstance(event, StateSaved):
+            self._append_state(line)
+        else:
+            if self.is_segment_full:
+                self.rotate()
+            self._write(line)
+            self._advance(line, event)
+        self.progress.apply_checked(event)
 
     def _append_state(self, line: bytes) -> None:
         self.save()
@@ -392,17 +374,6 @@ class EpisodeLog:
 
     def _failed(self, error: OSError) -> DsecError:
         return disk_failure(self._place.directory, error)
-
-
-def disk_failure(directory: Path, error: OSError) -> DsecError:
-    """Return our error for one that a disk reported while the log in a directory was written."""
-    if error.errno in _FULL:
-        return HostDiskFullError(
-            f"the log in {directory} cannot be written",
-            detail=error.strerror or "",
-            resolution="make room on the disk, and resume the episode",
-        )
-    return PlatformError(f"the log in {directory} cannot be written", detail=error.strerror or "")
 
 
 def create_log(place: LogPlace, identity: EpisodeIdentity) -> EpisodeLog:

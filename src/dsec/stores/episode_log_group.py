@@ -25,7 +25,8 @@ from dsec.episode.durability import EVERY_ROUND, Durability, Unsaved
 from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_content import LogContent
 from dsec.episode.log_events import LogEvent, RoundCommitted, StateSaved
-from dsec.stores.episode_log import EpisodeLog, LogPlace, create_log, open_log
+from dsec.stores.episode_log import EpisodeLog, create_log, open_log
+from dsec.stores.episode_log_place import LogPlace
 
 DEFAULT_THREADS = 16
 DEFAULT_RENEWAL_S = 10.0

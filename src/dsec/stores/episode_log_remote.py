@@ -16,7 +16,6 @@ from dsec.base.errors import AlreadyExistsError, NotFoundError, StateCorruptedEr
 from dsec.episode.log_content import Completeness, LogContent, read_content
 from dsec.episode.segments import JoinedLog, Segment, join_segments, parse_segment_name, read_segment, segment_name
 from dsec.stores.at_once import each_at_once
-from dsec.stores.episode_log import LogPlace, disk_failure
 from dsec.stores.episode_log_objects import (
     Watermark,
     decode_watermark,
@@ -25,6 +24,7 @@ from dsec.stores.episode_log_objects import (
     segment_key,
     watermark_key,
 )
+from dsec.stores.episode_log_place import LogPlace, disk_failure
 from dsec.stores.objects import ObjectStore
 
 _AT_ONCE = 16

@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 
 from dsec.base.errors import DsecError, NotFoundError, StateCorruptedError, StoreUnavailableError, WriterFencedError
 from dsec.episode.segments import read_segment, segment_name
-from dsec.stores.episode_log import EpisodeLog, LogPlace
+from dsec.stores.episode_log import EpisodeLog
 from dsec.stores.episode_log_objects import (
     NOTHING_STORED,
     Watermark,
@@ -30,6 +30,7 @@ from dsec.stores.episode_log_objects import (
     segment_key,
     watermark_key,
 )
+from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_remote import read_stored_log
 from dsec.stores.episode_log_tail import DEFAULT_BATCH_BYTES, Batch, LogTail
 from dsec.stores.objects import ObjectStore
