@@ -196,15 +196,7 @@ async def write_seed(instance: Instance, record: SandboxRecord) -> None:
     the writable layer stays empty."""
     if record.spec.seed is None:
         return
-    writer = await instance.files.open_write(SEED_FILE, permissions=0o444)
-    committed = False
-    try:
-        await writer.write(f"{record.spec.seed}\n".encode())
-        await writer.commit()
-        committed = True
-    finally:
-        if not committed:
-            await writer.abort()
+    await instance.files.put(SEED_FILE, f"{record.spec.seed}\n".encode(), permissions=0o444)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dsec.base.errors import (
     IsADirectoryInSandboxError,
     LimitExceededError,
     NotADirectoryInSandboxError,
+    PathNotFoundError,
     SandboxDiskFullError,
     UnsupportedFileError,
 )
@@ -164,6 +165,17 @@ class MemoryFiles:
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         resolve_user(user)
         return file_info(*self.tree.get(path, follow=False))
+
+    async def put(self, path: str, data: bytes, *, permissions: int = 0o644, only_over_file: bool = False) -> bool:
+        try:
+            if only_over_file and (await self.stat(path)).kind is not FileKind.FILE:
+                return False
+        except PathNotFoundError:
+            return False
+        writer = await self.open_write(path, permissions=permissions)
+        await writer.write(data)
+        await writer.commit()
+        return True
 
     async def stat_all(self, paths: Sequence[str]) -> tuple[FileInfo | DsecError, ...]:
         return tuple([await _or_error(self.stat(path)) for path in paths])

@@ -245,6 +245,12 @@ class Files(Protocol):
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         """Describe one entry; a final symbolic link is not followed."""
 
+    async def put(self, path: str, data: bytes, *, permissions: int = 0o644, only_over_file: bool = False) -> bool:
+        """Write a small file whole, as root and at once, as `open_write` does that replaces; missing parents are made.
+
+        With `only_over_file` nothing is written, and False returned, unless the path itself is a regular file.
+        """
+
     async def stat_all(self, paths: Sequence[str]) -> tuple[FileInfo | DsecError, ...]:
         """Describe many entries at once, as root; an error stands in the place of the path that it is about."""
 

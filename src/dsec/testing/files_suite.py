@@ -135,6 +135,18 @@ class FilesSuite:
             await write_file(files, "/tmp/a", content)
             assert await read_file(files, "/tmp/a") == content
 
+    async def test_a_small_file_is_put_at_once(self, files: Files) -> None:
+        assert await files.put("/tmp/new/a", b"one", permissions=0o444)
+        assert ((await files.stat("/tmp/new/a")).mode, await read_file(files, "/tmp/new/a")) == (0o444, b"one")
+        assert await files.put("/tmp/new/a", b"two", only_over_file=True)
+        assert ((await files.stat("/tmp/new/a")).mode, await read_file(files, "/tmp/new/a")) == (0o444, b"two")
+        assert not await files.put("/tmp/none", b"x", only_over_file=True)
+        assert not await files.put("/tmp", b"x", only_over_file=True)
+        with pytest.raises(IsADirectoryInSandboxError):
+            await files.put("/tmp", b"x")
+        with pytest.raises(PathNotFoundError):
+            await files.stat("/tmp/none")
+
     async def test_many_files_are_described_and_hashed_at_once(self, files: Files) -> None:
         await write_file(files, "/tmp/a", b"abc")
         await write_file(files, "/tmp/long", b"x" * ((2 << 20) + 5))

@@ -30,14 +30,12 @@ from dsec.base.errors import (
     InvalidRequestError,
     InvalidStateError,
     LimitExceededError,
-    PathNotFoundError,
     SandboxExitedError,
 )
 from dsec.base.ids import check_sandbox_id, new_sandbox_id
 from dsec.lifecycle.machine import Event, next_state
 from dsec.model.capability import Capability
 from dsec.model.event import EventKind
-from dsec.model.files import FileKind
 from dsec.model.sandbox import SandboxInfo, SandboxSpec, SandboxState
 from dsec.model.state import ForkRequest
 from dsec.node.core import Core, shielded
@@ -336,19 +334,5 @@ def _branch(core: Core, record: SandboxRecord) -> None:
 async def renew_machine_id(core: Core, generation: Generation) -> None:
     """Give a child a machine id of its own where its files have one. A link is left alone: what it means is the
     guest's affair, and whatever it leads to is not what programs call the machine id."""
-    files = generation.instance.files
-    try:
-        if (await files.stat(MACHINE_ID_FILE)).kind is not FileKind.FILE:
-            return
-    except PathNotFoundError:
-        return
-    writer = await files.open_write(MACHINE_ID_FILE, permissions=0o444)
-    committed = False
-    try:
-        await writer.write(new_machine_id(core.parts.random_bytes))
-        await writer.commit()
-        committed = True
-    finally:
-        if not committed:
-            with shielded(core.settings.end_timeout_s, "abandoning a machine id"):
-                await writer.abort()
+    content = new_machine_id(core.parts.random_bytes)
+    await generation.instance.files.put(MACHINE_ID_FILE, content, permissions=0o444, only_over_file=True)

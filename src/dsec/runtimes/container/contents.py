@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dsec.base.errors import AlreadyExistsError, IsADirectoryInSandboxError
 from dsec.base.units import KIB
-from dsec.linux.openat2 import reopen
+from dsec.linux.openat2 import open_in_root, reopen
 from dsec.linux.pipes import Pipe
 from dsec.runtimes.container.file_errors import show
 from dsec.runtimes.container.root import (
@@ -308,6 +308,34 @@ def open_sink(
     except BaseException:
         target.close()
         raise
+
+
+def put_file(root_fd: int, path: bytes, data: bytes, *, permissions: int, only_over_file: bool) -> bool:
+    """Replace a file by these bytes, or make it; say whether that was done (see the port)."""
+    if only_over_file and not _is_regular(root_fd, path):
+        return False
+    sink = open_sink(root_fd, path, mode=WriteMode.REPLACE, permissions=permissions)
+    finished = False
+    try:
+        sink.put(data)
+        sink.finish()
+        finished = True
+    finally:
+        if not finished:
+            sink.undo()
+        sink.close()
+    return True
+
+
+def _is_regular(root_fd: int, path: bytes) -> bool:
+    try:
+        fd = open_in_root(root_fd, path, os.O_PATH | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    finally:
+        os.close(fd)
 
 
 def _temporary_name() -> bytes:

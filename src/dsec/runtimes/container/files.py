@@ -18,7 +18,7 @@ from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.linux.rename import rename_no_replace
 from dsec.model.files import FileInfo
 from dsec.runtimes.container.access import Access, CancellationCheck
-from dsec.runtimes.container.contents import open_file, open_sink
+from dsec.runtimes.container.contents import open_file, open_sink, put_file
 from dsec.runtimes.container.digests import digest_file, each_path
 from dsec.runtimes.container.file_errors import typed_errors
 from dsec.runtimes.container.listing import Listing, stat_entry
@@ -119,6 +119,16 @@ class ContainerFiles:
         """Describe one entry; a final symbolic link is not followed."""
         raw = encode_path(path)
         return await self._access.run_for(user, raw, lambda root, _: stat_entry(root, raw, self._first_host_id))
+
+    async def put(self, path: str, data: bytes, *, permissions: int = 0o644, only_over_file: bool = False) -> bool:
+        """Write a small file whole in one hop to a thread."""
+        raw = encode_path(path)
+        _check_permissions(permissions)
+
+        def put(root_fd: int, _: ResolvedUser) -> bool:
+            return put_file(root_fd, raw, data, permissions=permissions, only_over_file=only_over_file)
+
+        return await self._access.run_for(None, raw, put)
 
     async def stat_all(self, paths: Sequence[str]) -> tuple[FileInfo | DsecError, ...]:
         """Describe many entries in one hop to a thread."""
