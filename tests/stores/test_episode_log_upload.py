@@ -38,7 +38,7 @@ from dsec.testing.faulty_store import FaultyObjectStore
 from dsec.testing.simulated_disk import SimulatedDisk
 
 DIRECTORY = Path("/episodes") / EPISODE
-SETTINGS = UploadSettings(backoff_s=(0.0,), batch_bytes=1)
+SETTINGS = UploadSettings(backoff_s=(0.0,), batch_bytes=1, interval_s=0.0)
 """One event an object, and no waiting."""
 
 
@@ -179,7 +179,7 @@ async def test_a_store_that_loses_later_is_found_by_an_audit_and_filled_from_the
     watermark = await uploader(log, disk, store).audit()
     assert (watermark.sequence, watermark.round) == (3, 2)
     write(log, 2)
-    upload = uploader(log, disk, store, settings=UploadSettings(backoff_s=(0.0,)))
+    upload = uploader(log, disk, store, settings=UploadSettings(backoff_s=(0.0,), interval_s=0.0))
     with anyio.fail_after(10):
         async with running(upload):
             await upload.wait_whole()
@@ -327,6 +327,43 @@ async def test_a_worker_elsewhere_goes_on_from_the_copy(disk: SimulatedDisk, sto
 
 
 @pytest.mark.anyio
+async def test_a_worker_that_was_given_up_elsewhere_is_told_so_by_the_store(
+    disk: SimulatedDisk, store: FaultyObjectStore
+) -> None:
+    log = create_log(place(disk), identity())
+    write(log, 4)
+    await copied(log, disk, store)
+    elsewhere = SimulatedDisk()
+    await restore_log(place(elsewhere), store)
+    other, _ = open_log(place(elsewhere))
+    other.append(RoundCommitted(round_record(5, size=9)))
+    other.save()
+    await copied(other, elsewhere, store)
+    write(log, 3)
+    with pytest.raises(WriterFencedError, match=r"in epoch 2|another history|somebody else"):
+        await uploader(log, disk, store).run()
+    content = await read_stored_log(store, EPISODE)
+    assert content.rounds[-1] == round_record(5, size=9)
+
+
+@pytest.mark.anyio
+async def test_what_is_saved_within_an_interval_shares_an_object(disk: SimulatedDisk, store: FaultyObjectStore) -> None:
+    log = create_log(place(disk), identity())
+    upload = uploader(log, disk, store, settings=UploadSettings(interval_s=1000.0))
+    async with running(upload):
+        await settled(lambda: upload.watermark.sequence == 1)
+        for _ in range(5):
+            write(log, 1)
+            upload.wake()
+            await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(10):
+            await upload.wait_whole()
+    puts = [key for action, key in store.calls if action == "put" and "/log/" in key]
+    assert len(puts) == 2
+    assert upload.watermark.round == 5
+
+
+@pytest.mark.anyio
 async def test_an_incomplete_copy_is_not_restored(disk: SimulatedDisk, store: FaultyObjectStore) -> None:
     log = create_log(place(disk), identity())
     write(log, 4)
@@ -347,7 +384,7 @@ async def test_a_copy_that_was_filled_with_overlaps_is_restored_whole(
     await copied(log, disk, store)
     await store.inner.delete([segment_key(EPISODE, 4, 1)])
     await uploader(log, disk, store).audit()
-    upload = uploader(log, disk, store, settings=UploadSettings(backoff_s=(0.0,)))
+    upload = uploader(log, disk, store, settings=UploadSettings(backoff_s=(0.0,), interval_s=0.0))
     with anyio.fail_after(10):
         async with running(upload):
             await upload.wait_whole()
@@ -384,7 +421,9 @@ async def test_whatever_a_store_does_the_watermark_promises_only_what_is_there(s
     store.faults.fails_after = lambda action, key: draw.random() < 0.2
     store.faults.loses = lambda key: draw.random() < 0.3
     store.faults.truncates = lambda key: draw.random() < 0.1
-    upload = uploader(log, disk, store, settings=UploadSettings(backoff_s=(0.0,), batch_bytes=draw.choice([1, 900])))
+    upload = uploader(
+        log, disk, store, settings=UploadSettings(backoff_s=(0.0,), batch_bytes=draw.choice([1, 900]), interval_s=0.0)
+    )
     async with running(upload):
         for _ in range(15):
             write(log, draw.randint(1, 3))

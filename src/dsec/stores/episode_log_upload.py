@@ -49,12 +49,14 @@ class UploadSettings:
     Attributes:
         at_once: batches of one log under way.
         batch_bytes: about the size of an object.
+        interval_s: what is saved within so many seconds shares an object, and its requests; nobody waits for it.
         backoff_s: waits before further tries.
         timeout_s: of each call to the store.
     """
 
     at_once: int = DEFAULT_AT_ONCE
     batch_bytes: int = DEFAULT_BATCH_BYTES
+    interval_s: float = 1.0
     backoff_s: Sequence[float] = DEFAULT_BACKOFF_S
     timeout_s: float = 60.0
 
@@ -129,6 +131,7 @@ class LogUploader:
         self._progress = _Progress()
         self._tail: LogTail | None = None
         self._changed = anyio.Event()
+        self._hurry = anyio.Event()
         self._publishing = anyio.Lock()
 
     @property
@@ -150,6 +153,7 @@ class LogUploader:
         Raises:
             WriterFencedError: somebody else writes this episode, elsewhere.
             StateCorruptedError: the store knows of more than the log does.
+            DsecError: the store refuses to be asked.
         """
         await self._begin()
         try:
@@ -158,6 +162,8 @@ class LogUploader:
                     changed = self._changed = anyio.Event()
                     await self._start_batches(tasks)
                     await changed.wait()
+                    with anyio.move_on_after(self._settings.interval_s):
+                        await self._hurry.wait()
         except BaseExceptionGroup as group:
             # Batches end the run only with what cannot be helped by trying again; one of these is enough.
             fatal = group.subgroup((WriterFencedError, StateCorruptedError))
@@ -168,9 +174,15 @@ class LogUploader:
     async def wait_whole(self) -> Watermark:
         """Wait until all that was saved before this call is below the watermark; `run` runs beside it."""
         wanted = self._log.saved_sequence
+        hurry = self._hurry
+        hurry.set()
         self.wake()
-        while self.watermark.sequence < wanted:
-            await self._changed.wait()
+        try:
+            while self.watermark.sequence < wanted:
+                await self._changed.wait()
+        finally:
+            if self._hurry is hurry:
+                self._hurry = anyio.Event()
         return self.watermark
 
     async def audit(self) -> Watermark:
@@ -321,6 +333,13 @@ class LogUploader:
                 await self._publish(watermark)
 
     async def _publish(self, watermark: Watermark) -> None:
+        """Put the watermark, unless a newer writer has put one: then this one is no longer the one that counts."""
+        if (newest := (await self._stored_watermark()).epoch) > self._log.epoch:
+            raise WriterFencedError(
+                f"another worker has gone on with {self._episode_id}, in epoch {newest}",
+                detail=f"{self._store.url}/{watermark_key(self._episode_id)}",
+                resolution="end this loop; one worker drives an episode",
+            )
         key, data = watermark_key(self._episode_id), encode_watermark(watermark)
         await self._store.put(key, data, timeout_s=self._settings.timeout_s)
         if await self._store.get(key, timeout_s=self._settings.timeout_s) != data:
