@@ -275,7 +275,7 @@ def edit(layer: WritableLayer, rng: random.Random) -> None:
     directories = [path for path in paths if path.is_dir() and not path.is_symlink()]
     files = [path for path in paths if path.is_file() and not path.is_symlink()]
     new = rng.choice(directories) / f"n{rng.randrange(1 << 30)}"
-    kind = rng.randrange(9)
+    kind = rng.randrange(13)
     if kind == 0:
         new.write_bytes(rng.randbytes(rng.randrange(200_000)))
     elif kind == 1:
@@ -303,5 +303,27 @@ def edit(layer: WritableLayer, rng: random.Random) -> None:
             staged.rename(new)
     elif kind == 7 and files:
         os.truncate(rng.choice(files), rng.randrange(300_000))
+    elif kind == 8 and len(directories) > 2:
+        swap(*rng.sample(directories[:-1], 2))
+    elif kind == 9 and len(files) > 1:
+        os.replace(*rng.sample(files, 2))
+    elif kind == 10 and files:
+        turned = rng.choice(files)
+        turned.unlink()
+        turned.mkdir()
+    elif kind == 11 and files:
+        covered = rng.choice(files)
+        covered.unlink()
+        os.mknod(covered, stat.S_IFCHR, 0)
     elif files:
         os.chown(rng.choice(files), rng.randrange(65_536), rng.randrange(65_536))
+
+
+def swap(one: Path, other: Path) -> None:
+    """Exchange the names of two directories, unless one is in the other."""
+    if one in other.parents or other in one.parents:
+        return
+    between = one.with_name("between")
+    one.rename(between)
+    other.rename(one)
+    between.rename(other)
