@@ -13,8 +13,10 @@ is charged for all that it refers to, so that a branch begins at what its checkp
 
 A full quota answers EDQUOT, a full volume ENOSPC: `write(2)` in the sandbox tells which, and so does `is_full` here.
 
-A checkpoint waits until what its layer wrote is on disk: 1.2 ms when it is, about 0.7 s per GiB when it is not. So
-`settle` writes it out while the sandbox runs on, and `open_volume(unwritten_bytes=)` bounds how much that can be.
+A checkpoint waits until what its layer wrote is on disk, about 0.7 s per GiB, and for one commit. So `settle` writes it
+out while the sandbox runs on, without a commit, and `open_volume(unwritten_bytes=)` bounds how much that can be.
+Copies that are made at once share commits when they are made in directories of their own (`Layout.branching_fd`): 100
+took 84 ms with 8 threads, and 732 to 802 ms in one directory, whatever the threads (on a busy disk).
 """
 
 from __future__ import annotations
