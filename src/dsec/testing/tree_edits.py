@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import stat
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,8 +24,22 @@ Edit = tuple[int, int, int]
 Description = dict[bytes, tuple[object, ...]]
 
 _NAMES = (b"a", b"b", b"c", b"d", b"\xff\xfe", b"new\nline", b"\xc3\xa9", b"long" + b"x" * 200, b"a b")
+_NOBODY = 0xFFFFFFFF
 _SIZES = (0, 1, 100, 4096, 5000, 40_000, 70_000, 300_000)
-_ATTRIBUTES = (b"user.one", b"user.\xff", b"trusted.overlay.opaque", b"user.long")
+_ACCESS = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", kind, bits, owner)
+    for kind, bits, owner in ((1, 6, _NOBODY), (2, 7, 1000), (4, 4, _NOBODY), (16, 7, _NOBODY), (32, 0, _NOBODY))
+)
+"""An access list (acl(5)) by which user 1000 may do everything."""
+_ATTRIBUTES = {
+    b"user.one": b"1",
+    b"user.\xff": b"\xff\0",
+    b"trusted.overlay.opaque": b"y",
+    b"user.long": b"y" * 2000,
+    b"system.posix_acl_access": _ACCESS,
+    b"system.posix_acl_default": _ACCESS,
+    b"security.capability": struct.pack("<5I", 0x02000001, 1 << 10, 0, 0, 0),
+}
 _IMPOSSIBLE = frozenset(
     {
         errno.EEXIST,
@@ -36,6 +51,8 @@ _IMPOSSIBLE = frozenset(
         errno.EPERM,
         errno.ENOENT,
         errno.EADDRINUSE,
+        errno.EACCES,
+        errno.EOPNOTSUPP,
     }
 )
 
@@ -270,17 +287,20 @@ def _change_time(root: bytes, entries: list[bytes], one: int, two: int) -> None:
 
 
 def _set_attribute(root: bytes, entries: list[bytes], one: int, two: int) -> None:
-    name = _ATTRIBUTES[two % len(_ATTRIBUTES)]
-    value = b"y" * 2000 if name == b"user.long" else str(two).encode()
+    name = _attribute(two)
     path = _old(root, entries, one)
     if not os.path.islink(path):
-        os.setxattr(path, name, value, follow_symlinks=False)
+        os.setxattr(path, name, _ATTRIBUTES[name], follow_symlinks=False)
 
 
 def _remove_attribute(root: bytes, entries: list[bytes], one: int, two: int) -> None:
     path = _old(root, entries, one)
     if not os.path.islink(path):
-        os.removexattr(path, _ATTRIBUTES[two % len(_ATTRIBUTES)], follow_symlinks=False)
+        os.removexattr(path, _attribute(two), follow_symlinks=False)
+
+
+def _attribute(number: int) -> bytes:
+    return list(_ATTRIBUTES)[number % len(_ATTRIBUTES)]
 
 
 _EDITS: tuple[Callable[[bytes, list[bytes], int, int], None], ...] = (
