@@ -109,6 +109,11 @@ class EpisodeLog:
         self.close()
 
     @property
+    def place(self) -> LogPlace:
+        """Where it lies."""
+        return self._place
+
+    @property
     def epoch(self) -> int:
         """This writer's epoch."""
         return self._tenure.epoch

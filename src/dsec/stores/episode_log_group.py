@@ -210,6 +210,7 @@ class DurableLog:
         self._durability = durability
         self._saving: asyncio.Future[None] | None = None
         self._stopped = asyncio.Event()
+        self._progressed = asyncio.Event()
         self._failure: DsecError | None = None
         self.saves = 0
 
@@ -217,6 +218,11 @@ class DurableLog:
     def log(self) -> EpisodeLog:
         """The log, for readings."""
         return self._log
+
+    @property
+    def place(self) -> LogPlace:
+        """Where it lies."""
+        return self._log.place
 
     @property
     def unsaved(self) -> Unsaved:
@@ -284,6 +290,16 @@ class DurableLog:
             await self._wait_saved()
         self._check_usable()
 
+    async def wait_saved(self, sequence: int) -> None:
+        """Wait until an event is saved. Anybody may wait.
+
+        Raises:
+            DsecError: nothing is saved any more.
+        """
+        while self._log.saved_sequence < sequence:
+            self._check_usable()
+            await self._progressed.wait()
+
     async def wait_stopped(self) -> DsecError:
         """Wait until nothing can be saved any more, and return why."""
         await self._stopped.wait()
@@ -316,6 +332,7 @@ class DurableLog:
             self._log.close()
         self._failure = self._failure or InvalidStateError("the log is closed")
         self._stopped.set()
+        self._progress()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -355,6 +372,7 @@ class DurableLog:
         if (error := saving.exception()) is not None:
             self._note_failure(error if isinstance(error, DsecError) else InvalidStateError(str(error)))
             return
+        self._progress()
         self._on_saved()
         if self._durability.must_save(self._log.unsaved.rounds):
             self._begin_saving()
@@ -369,6 +387,12 @@ class DurableLog:
         if self._failure is None and not self._log.is_usable:
             self._failure = error
             self._stopped.set()
+            self._progress()
+
+    def _progress(self) -> None:
+        """Wake all who wait for a save."""
+        self._progressed.set()
+        self._progressed = asyncio.Event()
 
     def _check_usable(self) -> None:
         if self._failure is not None:
