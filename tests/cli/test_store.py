@@ -61,7 +61,7 @@ def test_a_store_that_is_whole_passes(folder: Folder) -> None:
     for argv in (("check",), ("check", "--quick")):
         result = folder(*argv)
         assert (result.exit_code, result.stdout) == (0, "")
-        assert "2 snapshots" in result.stderr
+        assert "snapshots: 2" in result.stderr
     found = folder.json("check")
     assert found["problems"] == []
     assert found["read_bytes"] > 0

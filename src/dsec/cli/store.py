@@ -45,8 +45,8 @@ def check(options: Options, url: str | None, quick: bool, as_json: bool) -> None
         print_json(found)
     else:
         _print_problems(found.problems)
-        read = "" if quick else f", {found.chunks} chunks in {found.packs} packs ({format_size(found.read_bytes)})"
-        note(f"{found.snapshots} snapshots{read}: {len(found.problems) or 'no'} problems")
+        read = "" if quick else f", chunks: {found.chunks}, packs: {found.packs} ({format_size(found.read_bytes)})"
+        note(f"snapshots: {found.snapshots}{read}, problems: {len(found.problems)}")
     click.get_current_context().exit(StateCorruptedError.exit_code if found.problems else 0)
 
 
@@ -94,8 +94,8 @@ def gc(options: Options, url: str | None, dry_run: bool, as_json: bool) -> None:
         return
     would = "would be " if dry_run else ""
     click.echo(
-        f"{done.deleted} packs {would}deleted ({format_size(done.freed_bytes)}), "
-        f"{done.doomed} {would}marked to be deleted after the grace period, {done.waiting} wait for it"
+        f"packs {would}deleted: {done.deleted} ({format_size(done.freed_bytes)}); "
+        f"{would}marked for a later run: {done.doomed}; waiting for the end of the grace period: {done.waiting}"
     )
     for pack in done.damaged:
         note(f"{pack} holds chunks that are needed and do not verify; it stays. See `dsec store check`.")

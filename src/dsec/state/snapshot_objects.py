@@ -195,7 +195,7 @@ async def _get(store: ObjectStore, key: str, limit_bytes: int) -> bytes:
 
 def not_found(snapshot: str) -> SnapshotNotFoundError:
     return SnapshotNotFoundError(
-        f"there is no snapshot {snapshot[:100]!r}", resolution="`dsec snapshot list` shows what there is"
+        f"there is no snapshot {snapshot[:100]!r}", resolution="`dsec snapshot ls` shows what there is"
     )
 
 
