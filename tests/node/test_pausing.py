@@ -192,6 +192,19 @@ async def test_a_guest_that_grows_while_it_is_frozen_has_to_fit_as_well(
     assert held(host) == (0, 2 * SIZE)
 
 
+async def test_a_kernel_that_gives_little_back_is_told_of(
+    host: MemoryHost, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def little() -> int:
+        return MIB
+
+    monkeypatch.setattr(guest(host), "release_memory", little)
+    await node.pause(BOX)
+    assert [event.text for event in await node.pools.events() if event.kind is EventKind.MEMORY_KEPT] == [
+        "the kernel gave 1.0 MiB of 64.0 MiB back"
+    ]
+
+
 # -- who needs it meanwhile --------------------------------------------------------------------------------------------
 
 

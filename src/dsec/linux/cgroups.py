@@ -366,8 +366,9 @@ class Cgroups:
             _write(group / "memory.swap.max", needed)
         try:
             # EAGAIN, less than all was given back, is usual: the charge tells how much it was.
-            asked = f"{size_bytes} swappiness={_SWAPPINESS}" if _number(HOST_SWAPPINESS) == 0 else f"{size_bytes}"
-            writes.write(group / "memory.reclaim", asked)
+            unwilling = _number(HOST_SWAPPINESS) == 0
+            if not (unwilling and writes.write(group / "memory.reclaim", f"{size_bytes} swappiness={_SWAPPINESS}")):
+                writes.write(group / "memory.reclaim", size_bytes)
         finally:
             if raised:
                 _write(group / "memory.swap.max", f"{limit}\n")

@@ -27,6 +27,7 @@ import msgspec
 import structlog
 
 from dsec.base.errors import CapabilityMissingError, DsecError, InvalidStateError
+from dsec.base.units import format_size
 from dsec.lifecycle.machine import Event, next_state
 from dsec.model.capability import Capability
 from dsec.model.event import EventKind
@@ -255,9 +256,12 @@ async def _release(core: Core, sandbox: Sandbox, generation: Generation) -> int:
         try:
             async with core.releases:
                 with anyio.move_on_after(limit_s) as limited:
+                    needed = await generation.instance.swappable_bytes() or 0
                     released = await generation.instance.release_memory()
             if limited.cancelled_caught:
                 _say_kept(core, sandbox, f"giving it back took longer than {limit_s:g} s")
+            elif released < needed / 2:
+                _say_kept(core, sandbox, f"the kernel gave {format_size(released)} of {format_size(needed)} back")
         finally:
             sandbox.release_scope = sandbox.transition_scope = None
     return released
