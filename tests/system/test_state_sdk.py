@@ -35,3 +35,23 @@ def test_a_step_is_saved_branched_eight_times_and_returned_to(state_dir: Path, m
             child.close()
         assert [info.sandbox_id for info in client.list()] == [box.sandbox_id]
     assert not [line for line in Leaks.read(state_dir).described() if box.sandbox_id in line]
+
+
+def test_a_step_is_kept_restored_and_packed(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DSEC_URL", raising=False)
+    with Client(state_dir=state_dir) as client:
+        with client.create("guest") as box:
+            box.run("mkdir /srv; echo one > /srv/step; echo secret > /root/.netrc").check()
+            kept = box.snapshot(name="step-1", metadata={"score": "0.5"})
+            report = box.pack("my-env:v1")
+            assert report.removed == ("/root/.netrc: credentials",)
+        assert [info.snapshot_id for info in client.snapshots()] == [kept.snapshot_id]
+        for reference in (kept, kept.snapshot_id, "step-1"):
+            with client.restore(reference) as again:
+                assert again.run("cat /srv/step").stdout == "one\n"
+        with client.create("my-env:v1") as fresh:
+            assert fresh.run("cat /srv/step; ls -A /root").stdout == "one\n"
+        client.remove_snapshot(kept)
+        with pytest.raises(SnapshotNotFoundError):
+            client.restore("step-1")
+        assert client.list() == []
