@@ -9,6 +9,7 @@ import pytest
 
 from dsec.base.errors import (
     AlreadyExistsError,
+    DsecError,
     InvalidRequestError,
     InvalidStateError,
     MigrationFailedError,
@@ -16,6 +17,7 @@ from dsec.base.errors import (
     SandboxMovedError,
 )
 from dsec.lifecycle.migration import Verdict
+from dsec.model.pool import PoolChange
 from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.model.state import CheckpointRequest, ForkRequest, MigrationReport, MigrationRequest
 from dsec.node.node import Node
@@ -61,6 +63,25 @@ async def branched(node: Node) -> None:
 
 async def move(node: Node, target: str = THERE) -> MigrationReport:
     return await node.state.migrate(BOX, MigrationRequest(node=target))
+
+
+async def filled(node: Node) -> None:
+    """Wait until a pool holds one."""
+    for _ in range(50):
+        await settle()
+        (pool,) = await node.pools.list_pools()
+        if (pool.statistics.ready, pool.statistics.creating) == (1, 0):
+            return
+    raise AssertionError(f"never filled: {pool}")
+
+
+async def told(fleet: Fleet) -> None:
+    """Wait until the target knows of no migration that is open; threads may be ending their work."""
+    for _ in range(500):
+        if all(record.is_over for record in fleet.hosts[THERE].journal.load().migrations):
+            return
+        await anyio.sleep(0.01)
+    raise AssertionError("the target was not told")
 
 
 async def read(node: Node, path: str = "f") -> bytes:
@@ -288,6 +309,7 @@ async def test_destroying_what_is_on_its_way_destroys_it(fleet: Fleet, here: Nod
         while not fleet.hosts[THERE].journal.load().migrations:
             await anyio.lowlevel.checkpoint()
         await here.remove(BOX)
+    await told(fleet)
     assert [type(error).__name__ for error in failures] == ["SandboxExitedError"]
     await settle()
     for name, node in ((HERE, here), (THERE, there)):
@@ -303,6 +325,7 @@ async def test_cancelling_lets_it_go_on_where_it_was(fleet: Fleet, here: Node, t
         while not fleet.hosts[THERE].journal.load().migrations:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
+    await told(fleet)
     await here.write_file(BOX, "f", b"five")
     assert await read(here) == b"five"
     await settle()
@@ -346,5 +369,52 @@ async def test_many_move_in_both_directions_at_once(fleet: Fleet, here: Node, th
     assert {info.sandbox_id for info in await here.list()} == {f"sbx-b{number}" for number in range(count)}
     assert {info.sandbox_id for info in await there.list()} == {f"sbx-a{number}" for number in range(count)}
     await settle()
+    for name, node in ((HERE, here), (THERE, there)):
+        await check_no_leak(fleet.hosts[name], node)
+
+
+async def test_a_sandbox_from_a_pool_leaves_it_and_is_nobodys_elsewhere(fleet: Fleet, here: Node, there: Node) -> None:
+    """It moves under its own id; its pool makes another."""
+    change = PoolChange(floor=1, maximum=2, creations_at_once=1, recycles_at_once=1, spreads=0.0)
+    await here.pools.set_pool(SandboxSpec(), change)
+    await filled(here)
+    await here.create(SandboxSpec(), sandbox_id=BOX)
+    assert here._core.registry.find(BOX).record.carrier
+    await here.write_file(BOX, "f", b"content")
+    report = await move(here)
+    assert report.sandbox.generation == 1
+    record = there._core.registry.find(BOX).record
+    assert (record.carrier, record.pool, record.layer) == ("", "", f"{BOX}-g{record.generation}")
+    assert await read(there) == b"content"
+    await filled(here)
+    (pool,) = await here.pools.list_pools()
+    assert (pool.statistics.in_use, pool.statistics.ready) == (0, 1)
+    await there.stop(BOX)
+    for name, node in ((HERE, here), (THERE, there)):
+        await check_no_leak(fleet.hosts[name], node)
+
+
+async def test_a_sandbox_that_fails_or_ends_while_it_is_copied_ends_its_migration(
+    fleet: Fleet, here: Node, there: Node
+) -> None:
+    await branched(here)
+    failures: list[DsecError] = []
+
+    async def moving() -> None:
+        try:
+            await move(here)
+        except DsecError as error:
+            failures.append(error)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(moving)
+        while not fleet.hosts[THERE].journal.load().migrations:
+            await anyio.lowlevel.checkpoint()
+        await fleet.hosts[HERE].runtime.instance(f"{BOX}-g1").end_init("killed")
+    await settle()
+    await there.migrations.look()
+    await told(fleet)
+    states = [info.state for node in (here, there) for info in await node.list()]
+    assert states == ([SandboxState.FAILED] if failures else [SandboxState.READY])
     for name, node in ((HERE, here), (THERE, there)):
         await check_no_leak(fleet.hosts[name], node)

@@ -334,22 +334,30 @@ class _Migration:
     async def _give_up(self) -> None:
         """Let the sandbox go on as before, and leave nothing of the attempt."""
         core, sandbox = self._core, self._sandbox
-        with shielded(core.settings.end_timeout_s, f"giving up the migration of {sandbox.sandbox_id}"):
-            try:
-                if self._frozen:
-                    await checkpoints.thaw(sandbox.running().instance)
-            finally:
+        try:
+            with shielded(core.settings.end_timeout_s, f"giving up the migration of {sandbox.sandbox_id}"):
+                await self._thaw()
                 try:
                     await self._go_on()
                 finally:
                     self._drop_last()
                     await records.forget(core, self._record)
+        finally:
+            core.supervisor.start(f"abort {self._record.migration_id}", self._abort)
         core.recorder.add(
             EventKind.NOT_MOVED,
             sandbox_id=sandbox.sandbox_id,
             text=f"to {self._record.peer}, {self._request.reason}: {self._why}",
         )
-        core.supervisor.start(f"abort {self._record.migration_id}", self._abort)
+
+    async def _thaw(self) -> None:
+        """Let processes go on. Where there are none any more, whoever watches them fails the sandbox."""
+        if not self._frozen:
+            return
+        try:
+            await checkpoints.thaw(self._sandbox.running().instance)
+        except DsecError as error:
+            _log.error("not_thawed", sandbox_id=self._sandbox.sandbox_id, error=str(error))
 
     async def _go_on(self) -> None:
         """Let requests through again, also when the journal cannot be written: it says `copying` still, so that a
