@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dsec.base.errors import BuildFailedError
+from dsec.base.errors import AlreadyExistsError, BuildFailedError
 from dsec.cli.main import cli
 from dsec.images.build import BuildRequest
 from dsec.images.staging import remove_tree
@@ -62,6 +62,18 @@ def test_rules_of_the_clean_state_come_from_a_file_that_the_template_begins(dsec
     assert refused.exit_code == 64
     assert "did you mean `contents`" in refused.stderr
     assert dsec("fingerprint-template", "nothing").exit_code == 66
+
+
+def test_an_export_is_an_import_of_the_same_image(dsec: Command, tmp_path: Path) -> None:
+    imported = dsec("import", str(tmp_path / "tree"), "--name", "mine", "--env", "A=b", "--json")
+    target = tmp_path / "new" / "layout"
+    assert dsec("export", "mine", str(target)).exit_code == 0
+    back = dsec("import", str(target), "--name", "back", "--json")
+    assert json.loads(back.stdout)["image_id"] == json.loads(imported.stdout)["image_id"]
+    assert dsec("export", "mine", str(target)).exit_code == AlreadyExistsError.exit_code
+    assert dsec("export", "nothing", str(tmp_path / "x")).exit_code == 66
+    assert not (tmp_path / "x").exists()
+    assert [path.name for path in target.parent.iterdir()] == ["layout"]
 
 
 def test_images_are_listed_tagged_inspected_and_removed(dsec: Command, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,13 @@ import pytest
 from dsec.base.errors import AlreadyExistsError, InvalidRequestError, LimitExceededError
 from dsec.images import packing
 from dsec.images.below import Below
+from dsec.images.importers.detect import import_image
+from dsec.images.importers.request import ImportRequest
 from dsec.images.listing import walk
+from dsec.images.oci_export import export_image
 from dsec.images.packing import MAXIMUM_NAMED, PackOrder
 from dsec.images.scrub import Scrub
+from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, LayerFormat
 from dsec.model.state import PackReport, ScrubRules
@@ -89,8 +93,11 @@ class Session:
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
-    return Session(tmp_path)
+def session(tmp_path: Path) -> Iterator[Session]:
+    session = Session(tmp_path)
+    yield session
+    session.store.close()
+    remove_tree(session.store.root)  # What is mounted below it first.
 
 
 def test_a_pack_is_an_image_of_the_layers_below_and_what_the_session_wrote(session: Session) -> None:
@@ -286,3 +293,25 @@ def test_the_layers_below_show_what_overlayfs_would(tmp_path: Path) -> None:
     expected = {"a": True, "a/d": True, "b": False, "b/d": False, "c": True, "c/d": False, "e": False, "link/d": False}
     with Below([low, high]) as below:
         assert {path: below.is_directory(path.encode()) for path in expected} == expected
+
+
+@needs_devices
+def test_a_packed_image_keeps_its_digests_on_its_way_to_another_host(session: Session, tmp_path: Path) -> None:
+    make_tree(session.image, etc__os="base", etc__old="old", srv__d__x="x")
+    make_tree(session.upper, srv__app="new")
+    os.link(session.upper / "srv" / "app", session.upper / "srv" / "again")
+    (session.upper / "srv" / "link").symlink_to("/nowhere")
+    (session.opaque("srv/d") / "y").write_text("y")
+    session.whiteout("etc/old")
+    session.pack()
+    export_image(session.store, "packed", tmp_path / "exported")
+    there = LocalImageStore(tmp_path / "there", layer_format=LayerFormat.DIRECTORY)
+    import_image(there, ImportRequest(path=tmp_path / "exported", name="mine"))
+    there.close()
+    mine, packed = there.get("mine"), session.store.get("packed")
+    assert [layer.digest for layer in mine.layers] == [layer.digest for layer in packed.layers]
+    assert mine.config == packed.config
+    with pytest.raises(AlreadyExistsError):
+        export_image(session.store, "packed", tmp_path / "exported")
+    assert {path.name for path in tmp_path.iterdir()} >= {"exported"}
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

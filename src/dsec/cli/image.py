@@ -196,6 +196,18 @@ def fingerprint_template(options: Options, name: str) -> None:
         click.echo(template(mounted.info, mounted.layer_paths), nl=False)
 
 
+@image.command(name="export")
+@click.argument("name", metavar="IMAGE")
+@click.argument("target", type=click.Path(path_type=Path), metavar="DIRECTORY")
+@pass_options
+def export(options: Options, name: str, target: Path) -> None:
+    """Write IMAGE as an OCI layout to a new DIRECTORY; `dsec image import` makes the same image of it elsewhere."""
+    from dsec.images.oci_export import export_image
+
+    with _store(options) as store:
+        export_image(store, name, target)
+
+
 @image.command(name="tag")
 @click.argument("source")
 @click.argument("name")

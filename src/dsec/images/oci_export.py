@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import secrets
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from dsec.base.errors import AlreadyExistsError
+from dsec.images.durable import full_disk_reported
 from dsec.images.importers.oci_config import labels_of
 from dsec.images.layer_tar import write_layer_tar
+from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _TYPE = "application/vnd.oci.image"
+
+
+def export_image(store: LocalImageStore, name: str, target: Path) -> None:
+    """Write the image `name` as the new directory `target`, whole or not at all.
+
+    An import of it, on any host, gives an image with the same layers, by the same digests.
+
+    Raises:
+        AlreadyExistsError: there is something at the target.
+        HostDiskFullError: no space there.
+    """
+    if os.path.lexists(target):
+        raise AlreadyExistsError(f"{target} exists", resolution="name a directory that is to be made")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    making = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}")
+    try:
+        with full_disk_reported(f"exporting image {name!r}"):
+            export_oci_layout(store, name, making)
+            making.rename(target)
+    finally:
+        remove_tree(making)
 
 
 def export_oci_layout(store: LocalImageStore, name: str, target: Path) -> None:

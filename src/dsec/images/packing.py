@@ -157,7 +157,12 @@ class Packing:
 
     def _other(self, found: Found) -> Iterator[Kept]:
         entry = found.entry
-        rule = None if entry.is_whiteout else self._rule(entry.path, is_directory=False)
+        if entry.is_whiteout:
+            yield from self._keep_way()
+            # As importers write it, so that a layer keeps its digest on its way through an archive.
+            yield self._counted(whiteout(entry.path), tuple)
+            return
+        rule = self._rule(entry.path, is_directory=False)
         if rule is None:
             yield from self._keep_way()
             yield self._linked(found)
