@@ -334,28 +334,33 @@ class _Migration:
     async def _give_up(self) -> None:
         """Let the sandbox go on as before, and leave nothing of the attempt."""
         core, sandbox = self._core, self._sandbox
+        await self._thaw()
+        failure: DsecError | None = None
         try:
             with shielded(core.settings.end_timeout_s, f"giving up the migration of {sandbox.sandbox_id}"):
-                await self._thaw()
                 try:
                     await self._go_on()
                 finally:
                     self._drop_last()
                     await records.forget(core, self._record)
-        finally:
-            core.supervisor.start(f"abort {self._record.migration_id}", self._abort)
+        except DsecError as error:
+            failure = error
+        core.supervisor.start(f"abort {self._record.migration_id}", self._abort)
         core.recorder.add(
             EventKind.NOT_MOVED,
             sandbox_id=sandbox.sandbox_id,
             text=f"to {self._record.peer}, {self._request.reason}: {self._why}",
         )
+        if failure is not None:
+            raise failure
 
     async def _thaw(self) -> None:
         """Let processes go on. Where there are none any more, whoever watches them fails the sandbox."""
         if not self._frozen:
             return
         try:
-            await checkpoints.thaw(self._sandbox.running().instance)
+            with shielded(self._core.settings.end_timeout_s, f"thawing {self._sandbox.sandbox_id}"):
+                await checkpoints.thaw(self._sandbox.running().instance)
         except DsecError as error:
             _log.error("not_thawed", sandbox_id=self._sandbox.sandbox_id, error=str(error))
 
