@@ -87,8 +87,8 @@ def _segments(directory: Path, disk: Disk) -> list[tuple[int, int]]:
 
 
 def _holding(found: list[tuple[int, int]], sequence: int) -> tuple[int, int]:
-    """Return the segment that holds an event: of those that begin before it, the last one of the newest epoch, which has
-    made void what older ones hold from where it begins.
+    """Return the segment that holds an event: of those that begin before it, the last one of the newest epoch, which
+    has made void what older ones hold from where it begins.
     """
     reaching = [(first, epoch) for first, epoch in found if first <= sequence]
     newest = max(epoch for _, epoch in reaching)

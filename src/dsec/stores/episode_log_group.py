@@ -32,7 +32,8 @@ DEFAULT_THREADS = 16
 DEFAULT_RENEWAL_S = 10.0
 _CLOSING_S = 60.0
 
-_Job = tuple[Callable[[], object], "asyncio.Future[None]"]
+_Told = Callable[[Exception | None], None]
+_Job = tuple[Callable[[], object], _Told, asyncio.AbstractEventLoop]
 
 
 class GroupCommit:
@@ -130,16 +131,16 @@ class GroupCommit:
                     return
             log.close()
 
-        job = self.run(make_it)
+        done = _Waiter(self._running_loop())
+        self.run(make_it, done.tell)
         try:
-            await asyncio.wait([job])
+            await done.wait()
         except asyncio.CancelledError:
             with handing_over:
                 is_wanted = False
             for log in made:
                 log.close()
             raise
-        job.result()
         return made[0]
 
     @property
@@ -150,11 +151,9 @@ class GroupCommit:
 
     # -- for the logs --------------------------------------------------------------------------------------------------
 
-    def run(self, call: Callable[[], object]) -> asyncio.Future[None]:
-        """Run something that waits for a disk in one of the threads."""
-        done = self._running_loop().create_future()
-        self._jobs.put((call, done))
-        return done
+    def run(self, call: Callable[[], object], told: _Told) -> None:
+        """Run something that waits for a disk in one of the threads; `told` hears in the loop how it ended."""
+        self._jobs.put((call, told, self._running_loop()))
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -167,14 +166,14 @@ class GroupCommit:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            call, done = job
+            call, told, loop = job
             failure: Exception | None = None
             try:
                 call()
             except Exception as error:  # noqa: BLE001 - a supervisor: what the job raised is raised where it is awaited.
                 failure = error
             try:
-                done.get_loop().call_soon_threadsafe(_tell, done, failure)
+                loop.call_soon_threadsafe(told, failure)
             except RuntimeError:
                 return  # The loop was closed without waiting for us.
 
@@ -185,13 +184,22 @@ class GroupCommit:
                 await log.renew()
 
 
-def _tell(done: asyncio.Future[None], failure: Exception | None) -> None:
-    if done.cancelled():
-        return
-    if failure is None:
-        done.set_result(None)
-    else:
-        done.set_exception(failure)
+class _Waiter:
+    """Waits for one job, and may be cancelled without it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[None] = loop.create_future()
+
+    def tell(self, failure: Exception | None) -> None:
+        if self._future.done():
+            return
+        if failure is None:
+            self._future.set_result(None)
+        else:
+            self._future.set_exception(failure)
+
+    async def wait(self) -> None:
+        await self._future
 
 
 class DurableLog:
@@ -208,7 +216,8 @@ class DurableLog:
         self._group = group
         self._log = log
         self._durability = durability
-        self._saving: asyncio.Future[None] | None = None
+        self._is_busy = False
+        self._waiters: list[_Waiter] = []
         self._stopped = asyncio.Event()
         self._progressed = asyncio.Event()
         self._failure: DsecError | None = None
@@ -308,7 +317,7 @@ class DurableLog:
 
     async def renew(self) -> None:
         """Renew the lease, if nothing is being saved, which does it too. A failure stops the log."""
-        if self._saving is None and self._failure is None:
+        if not self._is_busy and self._failure is None:
             self._start(self._log.renew)
             try:
                 await self._wait_saved()
@@ -325,10 +334,10 @@ class DurableLog:
                 await self.flush()
             except DsecError:
                 pass  # It is not acknowledged, and whoever opens the log next finds out what is there.
-            while self._saving is not None:
-                await asyncio.wait([self._saving])
+            while self._is_busy:
+                await self._wait_idle()
         self._group.forget(self)
-        if self._saving is None:
+        if not self._is_busy:
             self._log.close()
         self._failure = self._failure or InvalidStateError("the log is closed")
         self._stopped.set()
@@ -348,29 +357,36 @@ class DurableLog:
 
     async def _exclusively(self, call: Callable[[], object]) -> None:
         """Do something during which nothing else may touch the log."""
-        while self._saving is not None:
-            await self._wait_saved()
+        while self._is_busy:
+            await self._wait_idle()
         self._check_usable()
-        job = self._start(call)
-        await asyncio.wait([job])
-        job.result()
+        failures: list[Exception | None] = []
+        self._start(call, failures.append)
+        await self._wait_idle()
+        if failures[0] is not None:
+            raise failures[0]
 
     def _begin_saving(self) -> None:
-        if self._saving is None and self._failure is None:
+        if not self._is_busy and self._failure is None:
             self.saves += 1
             self._start(self._log.save)
 
-    def _start(self, call: Callable[[], object]) -> asyncio.Future[None]:
-        self._saving = job = self._group.run(call)
-        job.add_done_callback(self._ended)
-        return job
+    def _start(self, call: Callable[[], object], told: _Told = lambda failure: None) -> None:
+        def ended(failure: Exception | None) -> None:
+            told(failure)
+            self._ended(failure)
 
-    def _ended(self, saving: asyncio.Future[None]) -> None:
-        self._saving = None
-        if saving.cancelled():
-            return
-        if (error := saving.exception()) is not None:
-            self._note_failure(error if isinstance(error, DsecError) else InvalidStateError(str(error)))
+        self._is_busy = True
+        self._group.run(call, ended)
+
+    def _ended(self, failure: Exception | None) -> None:
+        self._is_busy = False
+        if failure is not None:
+            self._note_failure(failure if isinstance(failure, DsecError) else InvalidStateError(str(failure)))
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.tell(None)
+        if failure is not None:
             return
         self._progress()
         self._on_saved()
@@ -379,9 +395,14 @@ class DurableLog:
 
     async def _wait_saved(self) -> None:
         """Wait for the end of the save that runs, if one does."""
-        if self._saving is not None:
-            await asyncio.wait([self._saving])
+        await self._wait_idle()
         self._check_usable()
+
+    async def _wait_idle(self) -> None:
+        if self._is_busy:
+            waiter = _Waiter(asyncio.get_running_loop())
+            self._waiters.append(waiter)
+            await waiter.wait()
 
     def _note_failure(self, error: DsecError) -> None:
         if self._failure is None and not self._log.is_usable:
