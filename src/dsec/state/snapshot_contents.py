@@ -5,10 +5,11 @@ Both ways a few MiB are in memory at a time: what blocks runs in threads, batch 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
 import anyio
 import anyio.to_thread
@@ -24,8 +25,10 @@ from dsec.stores.chunks import ChunkId, ChunkRepository, ChunkWriter
 
 _BATCH_BYTES = 2 << 20
 _BATCH_CHUNKS = 256
-_BATCH_PARTS = 256
-"""Files that are open at once, at most."""
+_BATCH_PARTS = 128
+_AHEAD_BYTES = 16 << 20
+_AHEAD_PARTS = 384
+"""Parts, and so files, that are open at once: as many, and one batch more."""
 
 Extents = dict[bytes, list[Extent]]
 """Extents by path, each in the order of the file."""
@@ -61,6 +64,26 @@ async def _both(
         await each_at_once(ends, run)
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Chunks to read next, and their files, open and on their way into memory."""
+
+    chunks: list[list[Part]] = field(default_factory=list)
+    readers: dict[bytes, FileReader] = field(default_factory=dict)
+    files: ExitStack = field(default_factory=ExitStack)
+    size: int = 0
+    parts: int = 0
+
+    def take(self, parts: list[Part], tree: FrozenTree) -> None:
+        self.chunks.append(parts)
+        for part in parts:
+            if part.path not in self.readers:
+                self.readers[part.path] = self.files.enter_context(tree.open(part.path))
+            self.readers[part.path].expect(part.start, part.length)
+            self.size += part.length
+            self.parts += 1
+
+
 class _Reading:
     """Reads the pieces of files, and remembers which part of which file each one was."""
 
@@ -70,37 +93,42 @@ class _Reading:
         self._cut = cut(contents)
         self._given: list[list[Part]] = []
         self._zeros: list[Part] = []
+        self._ahead: deque[_Batch] = deque()
 
     async def send_batches(self, send: ObjectSendStream[list[bytes]]) -> None:
         async with send:
-            while batch := await anyio.to_thread.run_sync(self._read_batch):
-                await send.send(batch)
+            try:
+                while batch := await anyio.to_thread.run_sync(self._read_batch):
+                    await send.send(batch)
+            finally:
+                for ahead in self._ahead:
+                    ahead.files.close()
 
     def _read_batch(self) -> list[bytes]:
         """Read some pieces; none when there are no more."""
-        while wanted := self._next_batch():
-            with ExitStack() as stack:
-                files: dict[bytes, FileReader] = {}
-                for part in chain.from_iterable(wanted):
-                    if part.path not in files:
-                        files[part.path] = stack.enter_context(self._tree.open(part.path))
-                    # All of them are on their way before the first is waited for: each alone is a round to the disk.
-                    files[part.path].expect(part.start, part.length)
-                batch = [piece for parts in wanted if (piece := self._read(parts, files)) is not None]
+        while True:
+            self._look_ahead()
+            if not self._ahead:
+                return []
+            wanted = self._ahead.popleft()
+            with wanted.files:
+                batch = [piece for parts in wanted.chunks if (piece := self._read(parts, wanted.readers)) is not None]
             if batch:
                 return batch
-        return []
 
-    def _next_batch(self) -> list[list[Part]]:
-        batch: list[list[Part]] = []
-        size = count = 0
-        for parts in self._cut:
-            batch.append(parts)
-            size += sum(part.length for part in parts)
-            count += len(parts)
-            if size >= _BATCH_BYTES or count >= _BATCH_PARTS:
-                break
-        return batch
+    def _look_ahead(self) -> None:
+        """Have files fetched before the first of them is waited for: each alone is a round to the disk."""
+        while sum(ahead.parts for ahead in self._ahead) < _AHEAD_PARTS:
+            wanted = _Batch()
+            for parts in self._cut:
+                wanted.take(parts, self._tree)
+                if wanted.size >= _BATCH_BYTES or wanted.parts >= _BATCH_PARTS:
+                    break
+            if not wanted.chunks:
+                return
+            self._ahead.append(wanted)
+            if sum(ahead.size for ahead in self._ahead) >= _AHEAD_BYTES:
+                return
 
     def _read(self, parts: list[Part], files: dict[bytes, FileReader]) -> bytes | None:
         """Read one piece; None when it is but zeros, of which no chunk is made."""
