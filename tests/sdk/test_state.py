@@ -8,7 +8,6 @@ import pytest
 
 from dsec import (
     AlreadyExistsError,
-    CapabilityMissingError,
     Client,
     DiskFullAction,
     InvalidRequestError,
@@ -84,9 +83,11 @@ def test_a_sandbox_is_compared_with_its_clean_state(box: Sandbox) -> None:
     assert report.is_clean is not bool(report.differences)
 
 
-def test_what_the_node_cannot_do_is_said(box: Sandbox) -> None:
-    with pytest.raises(CapabilityMissingError):
-        box.fork(2, spread=True)
+def test_a_spread_fork_stays_here_where_there_are_no_peers(box: Sandbox) -> None:
+    children = box.fork(2, spread=True)
+    assert len({child.sandbox_id for child in children}) == 2
+    for child in children:
+        child.close()
 
 
 def test_a_sandbox_moves_to_no_stranger(box: Sandbox) -> None:
