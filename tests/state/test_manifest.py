@@ -122,6 +122,8 @@ def test_what_is_harmless_beside_them_is_read() -> None:
         written([TOP], removed=(b"a",)),
         written([TOP], parent=bytes(32), removed=(b"",)),
         written([TOP], exported=(Extent(0, 10, CHUNK),), exported_bytes=5),
+        written([TOP], exported=(), exported_bytes=1 << 40),
+        written([TOP], packs=("../../etc/passwd",)),
         written([TOP])[:-3],
     ],
 )

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dsec.base.errors import StateCorruptedError
+from dsec.base.units import MIB
 from dsec.state.beneath import OpenDirectory, open_beneath
 from dsec.state.manifest import (
     OVERLAY_ATTRIBUTES,
@@ -43,6 +44,10 @@ _KINDS = {
     stat.S_IFIFO: "n",
     stat.S_IFSOCK: "s",
 }
+RESERVE_BYTES = 32 * MIB
+"""Kept free on a file system of layers, as `dsec.state.layout` does when it makes one."""
+_LOOK_EVERY_BYTES = 8 * MIB
+_ENTRY_BYTES = 4096
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _CANNOT = frozenset({errno.EFBIG, errno.EINVAL, errno.ENAMETOOLONG, errno.EMLINK, errno.EOPNOTSUPP, errno.E2BIG})
 
@@ -185,11 +190,23 @@ class DiskNewTree:
         self._directory = OpenDirectory(top_fd)
         self._directories: list[tuple[bytes, Status]] = []
         self._file: tuple[int, bytes, File] | None = None
+        self._unlooked_bytes = 0
 
     def place(self, path: bytes, entry: Entry) -> None:
         with _translated(path):
             self._finish_file()
+            self._take_room(_ENTRY_BYTES)
             self._place(path, entry)
+
+    def _take_room(self, size: int) -> None:
+        """Leave the reserve of the file system alone, without which what stands on it could not even be removed. What a
+        snapshot holds is bound by no quota."""
+        self._unlooked_bytes += size
+        if self._unlooked_bytes >= _LOOK_EVERY_BYTES:
+            self._unlooked_bytes = 0
+            status = os.fstatvfs(self._top_fd)
+            if status.f_bavail * status.f_frsize < RESERVE_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _place(self, path: bytes, entry: Entry) -> None:
         directory, name = self._directory.of(path)
@@ -219,6 +236,7 @@ class DiskNewTree:
             raise AssertionError("no file was placed")
         fd, path, _ = self._file
         with _translated(path):
+            self._take_room(len(content))
             left = memoryview(content)
             while left:
                 done = os.pwrite(fd, left, start)

@@ -10,6 +10,7 @@ Paths are bytes, relative to the upper directory, ordered as a walk meets them: 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -29,6 +30,9 @@ MAXIMUM_ATTRIBUTES = 128
 MAXIMUM_ATTRIBUTE_BYTES = 65_536
 MAXIMUM_FILE_BYTES = 1 << 50
 MAXIMUM_TARGET_BYTES = 4096
+MAXIMUM_EXPORTED_BYTES = 1 << 30
+MAXIMUM_PACKS = 65_536
+_PACK = re.compile(r"[0-9a-f]{32}")
 OVERLAY_ATTRIBUTES = frozenset(
     b"overlay." + name for name in (b"metacopy", b"opaque", b"protattr", b"redirect", b"whiteout", b"whiteouts")
 )
@@ -363,7 +367,11 @@ def _check(manifest: Manifest) -> None:
         raise ValueError("its parent has no name of a manifest")
     for path, entry in manifest.entries:
         _check_entry(path, entry, is_delta=manifest.parent is not None)
+    if manifest.exported_bytes > MAXIMUM_EXPORTED_BYTES:
+        raise ValueError(f"its exported state has {manifest.exported_bytes} bytes")
     _check_extents(b"(exported state)", manifest.exported or (), manifest.exported_bytes)
+    if len(manifest.packs) > MAXIMUM_PACKS or not all(map(_PACK.fullmatch, manifest.packs)):
+        raise ValueError("its packs have no names of packs, or are too many")
 
 
 def _check_paths(paths: Sequence[bytes]) -> None:

@@ -238,11 +238,16 @@ def _fill(tree: Tree, target: NewTree) -> Generator[None, bytes, None]:
             if extent.chunk and extent.chunk != before:
                 before, content = extent.chunk, memoryview((yield))
             if extent.chunk:
-                target.write(extent.start, _slice(content, extent, path))
+                target.write(extent.start, slice_of(content, extent, path))
     target.finish()
 
 
-def _slice(content: memoryview, extent: Extent, path: bytes) -> memoryview:
+def slice_of(content: memoryview, extent: Extent, path: bytes) -> memoryview:
+    """Return what an extent takes of its chunk's content; `path` names the file in the error.
+
+    Raises:
+        StateCorruptedError: the chunk is too short.
+    """
     if extent.offset + extent.length > len(content):
         raise StateCorruptedError(
             f"chunk {extent.chunk.hex()} has {len(content)} bytes, and {path[:200]!r} needs more of it",

@@ -26,6 +26,7 @@ from dsec.state import snapshot_objects as objects
 from dsec.state.diff import Content, Difference, difference
 from dsec.state.manifest import (
     MAXIMUM_EXTENTS,
+    MAXIMUM_PACKS,
     Extent,
     File,
     Manifest,
@@ -36,7 +37,7 @@ from dsec.state.manifest import (
 )
 from dsec.state.manifest_codec import encode_manifest, manifest_name
 from dsec.state.snapshot_collection import collect_manifests, reachable_chunks
-from dsec.state.snapshot_contents import finish_entry, needed_chunks, restore_contents, store_contents
+from dsec.state.snapshot_contents import finish_entry, needed_chunks, restore_contents, slice_of, store_contents
 from dsec.state.snapshot_objects import Root
 from dsec.state.trees import FrozenTree, NewTree
 from dsec.stores.at_once import each_at_once
@@ -203,14 +204,13 @@ class SnapshotStore:
         """Return what the export hook gave when the snapshot was made; None: none ran. Raises as `restore_into`."""
         if snapshot.exported_extents is None:
             return None
-        parts: list[bytes] = []
-        ids = [ChunkId(extent.chunk) for extent in snapshot.exported_extents]
-        async with aclosing(self._chunks.read(ids)) as contents:
-            parts = [content async for content in contents]
-        state = b"".join(parts)
-        if len(state) != snapshot.exported_bytes:
-            raise StateCorruptedError(f"the exported state of {snapshot.info.snapshot_id} does not have its length")
-        return state
+        state = bytearray(snapshot.exported_bytes)
+        extents = [extent for extent in snapshot.exported_extents if extent.chunk]
+        async with aclosing(self._chunks.read(ChunkId(extent.chunk) for extent in extents)) as contents:
+            for extent in extents:
+                content = await anext(contents)
+                state[extent.start : extent.end] = slice_of(memoryview(content), extent, b"the exported state")
+        return bytes(state)
 
     async def restore_into(self, snapshot: Snapshot, target: NewTree) -> None:
         """Fill a new tree with a snapshot's files. Whoever opened the tree publishes it, or discards it on any error.
@@ -314,7 +314,7 @@ class SnapshotStore:
             removed=tuple(found.removed) if on is not None else (),
             exported=exported_extents,
             exported_bytes=0 if exported is None else len(exported),
-            packs=stored.packs,
+            packs=stored.packs[:MAXIMUM_PACKS],
         )
         return manifest, stored
 
@@ -421,7 +421,7 @@ def _merged(chain: Sequence[Manifest], names: Sequence[str]) -> bytes:
             entries=tuple(tree.items()),
             exported=last.exported,
             exported_bytes=last.exported_bytes,
-            packs=tuple(packs),
+            packs=tuple(packs[:MAXIMUM_PACKS]),
         )
     )
 
