@@ -26,6 +26,7 @@ from dsec.model.state import (
     JobAction,
     JobProgress,
     JobReport,
+    MigrationRequest,
     PackRequest,
     RestoreRequest,
     ScrubRules,
@@ -407,6 +408,24 @@ class StateSuite:
         assert not dirty.is_clean
         assert dirty.differences
         assert dirty.expected == clean.expected
+
+    # -- migration; what two nodes hold to is in `dsec.testing.migration_suite` ---------------------------------
+
+    async def test_a_sandbox_moves_to_no_stranger_and_goes_on(
+        self, service: SandboxService, state: StateService, box: str
+    ) -> None:
+        await self._write(service, box, b"one")
+        for bad in (
+            MigrationRequest(node="n0b0d"),
+            MigrationRequest(node="http://127.0.0.1:1"),
+            MigrationRequest(node="n0b0d", maximum_rounds=0),
+            MigrationRequest(node="n0b0d", downtime_s=-1),
+        ):
+            with pytest.raises(InvalidRequestError):
+                await state.migrate(box, bad)
+        with pytest.raises(SandboxNotFoundError):
+            await state.migrate("sbx-nobody", MigrationRequest(node="n0b0d"))
+        assert await self._read(service, box) == b"one"
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
