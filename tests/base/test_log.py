@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -59,3 +60,14 @@ def test_a_traceback_does_not_show_local_variables() -> None:
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(KeyError):
         configure(level="loud")
+
+
+def test_a_log_that_cannot_be_written_ends_nothing() -> None:
+    with open("/dev/full", "w") as full:
+        configure(level="debug", stream=full)
+        for _ in range(3):
+            structlog.get_logger().error("no_room", detail="x" * 10_000)
+        # What could not be written waits in the stream, and would raise at its end.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, full.fileno())
+        os.close(nowhere)

@@ -40,9 +40,22 @@ def configure(*, level: str = "warning", format: LogFormat = LogFormat.CONSOLE, 
             *_renderers(format, colors=target.isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(target),
+        logger_factory=lambda *_: _Lines(target),
         cache_logger_on_first_use=False,
     )
+
+
+class _Lines(structlog.PrintLogger):
+    """Writes lines, and never fails: a log on a full disk, or without a reader, must not end what it tells of."""
+
+    def msg(self, message: str) -> None:
+        try:
+            super().msg(message)
+        except OSError:
+            pass  # Nobody can be told.
+
+    log = debug = info = warn = warning = msg
+    fatal = failure = err = error = critical = exception = msg
 
 
 def _renderers(format: LogFormat, *, colors: bool) -> list[structlog.typing.Processor]:

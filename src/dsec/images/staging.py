@@ -109,21 +109,30 @@ class Pins:
         if self._fd is None:
             self._fd = _new_locked_file(self._path)
         self._digests.append(digest)
-        self._write()
+        try:
+            self._write()
+        except OSError:
+            self._digests.remove(digest)
+            raise
 
     def drop(self, digests: Sequence[str]) -> None:
         """Let go of layers: each once, so that two uses of one layer are two pins."""
         for digest in digests:
             if digest in self._digests:
                 self._digests.remove(digest)
-        self._write()
+        try:
+            self._write()
+        except OSError:
+            # On a full disk the file protects what it did before, which is more than is needed.
+            pass
 
     def _write(self) -> None:
         if self._fd is None:
             return
-        data = "\n".join(self._digests).encode()
-        os.ftruncate(self._fd, 0)
+        data = "".join(f"{digest}\n" for digest in self._digests).encode()
+        # In this order, so that a full disk takes nothing away.
         os.pwrite(self._fd, data, 0)
+        os.ftruncate(self._fd, len(data))
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""

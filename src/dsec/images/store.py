@@ -126,7 +126,7 @@ class LocalImageStore:
         key = tuple(names)
         cached = self._cache.get(key)
         if cached is None or not cached.is_valid():
-            with exclusive(self._lock):
+            with full_disk_reported("mounting an image"), exclusive(self._lock):
                 cached = self._mount(key)
             self._cache[key] = cached
         return cached.mounted
@@ -157,7 +157,7 @@ class LocalImageStore:
         missing = [digest for digest in digests if not (self._layers / hex_of(digest)).is_dir()]
         if missing:
             raise layers_not_found(missing)
-        with exclusive(self._lock):
+        with full_disk_reported("mounting an image"), exclusive(self._lock):
             records = [self._record(digest) for digest in digests]
             targets = tuple(self._mounts.ensure(record) for record in records)
             if not self._mounts.are_real:
@@ -179,12 +179,12 @@ class LocalImageStore:
 
     def _pack(self, order: PackOrder, name: str, kept: Iterable[Kept]) -> str:
         pinned = list(order.base)
-        with self.work_directory() as work, self.undone_on_failure(pinned):
+        with full_disk_reported("packing a sandbox"), self.work_directory() as work, self.undone_on_failure(pinned):
             with exclusive(self._lock):
                 for digest in pinned:
                     self._pins.add(digest)
             tree = work.path / "tree"
-            with full_disk_reported("packing a sandbox"), TreeWriter(tree, keep_devices=True) as writer:
+            with TreeWriter(tree, keep_devices=True) as writer:
                 for entry, content in kept:
                     writer.add(entry, content())
             order.check()

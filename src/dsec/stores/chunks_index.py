@@ -144,6 +144,9 @@ def _open(path: Path | None) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection) -> sqlite3.Connection:
     try:
+        # First, so that the index of the log lies in our memory, as in the node's journal: on a full disk a page of a
+        # mapped file that cannot be backed would kill the process (https://www.sqlite.org/wal.html#noshm).
+        connection.execute("PRAGMA locking_mode=EXCLUSIVE")
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         (version,) = connection.execute("PRAGMA user_version").fetchone()

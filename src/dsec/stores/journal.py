@@ -234,6 +234,9 @@ class SqliteJournal:
         except sqlite3.Error as error:
             raise self._translated(error) from error
         try:
+            # First: then the index of the log lies in our memory. In a mapped file, a page that a full disk cannot back
+            # would kill the node with SIGBUS (https://www.sqlite.org/wal.html#noshm).
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             self._prepare(connection)

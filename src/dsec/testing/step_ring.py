@@ -83,14 +83,21 @@ class Ring:
         state_dir: where.
         nothing: what is there when everything was removed.
         chance: draws steps.
+        environment: settings of the nodes.
 
     Attributes:
         struck: at what steps nodes died.
     """
 
-    def __init__(self, state_dir: Path, nothing: Forest, chance: random.Random) -> None:
-        self.node = NodeProcess(state_dir)
-        self.nothing, self.chance = nothing, chance
+    def __init__(
+        self,
+        state_dir: Path,
+        nothing: Forest,
+        chance: random.Random | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.node = NodeProcess(state_dir, environment)
+        self.nothing, self.chance = nothing, chance or random.Random(0)
         self.case: Case | None = None
         self.struck: list[str] = []
 
@@ -114,15 +121,15 @@ class Ring:
         assert self.node.start(die_at_step=step)
         log = self.node.state_dir / "node.log"
         async with self.node.service() as service:
-            await self._see(service)
+            await self.see(service)
             self.case = case
             await case.scene.make(service)
-            await self._quiet(case.scene.forest)
+            await self.quiet(case.scene.forest)
             said = len(log.read_text(errors="replace"))
             self.node.arm()
             try:
                 await case.act(service)
-                await self._quiet(case.after)
+                await self.quiet(case.after)
             except (NodeUnavailableError, UnknownOutcomeError):
                 pass
         self.node.kill()
@@ -134,10 +141,10 @@ class Ring:
     async def _end(self) -> None:
         assert self.node.start()
         async with self.node.service() as service:
-            await self._see(service)
+            await self.see(service)
         self.node.stop()
 
-    async def _see(self, service: HttpService) -> None:
+    async def see(self, service: HttpService) -> None:
         """See what a death left; ask again, which must lead to what was asked; and remove everything."""
         if self.case is not None:
             found = await self._recognised(service, self.case)
@@ -160,22 +167,22 @@ class Ring:
                 command = [sys.executable, "-m", "dsec", "--state-dir", str(self.node.state_dir), "image", "rm", name]
                 await anyio.run_process(command)
         self.case = None
-        await self._quiet(self.nothing)
+        await self.quiet(self.nothing)
 
     async def _recognised(self, service: SandboxService, case: Case) -> Forest:
         possible = (case.scene.forest, *case.between, case.after)
         shown = await look(service, HOME)
         true = [each for each in possible if each.shown() == shown]
         assert true, "\n".join(differing(shown, each.shown()) for each in possible)
-        await self._quiet(true[-1])
+        await self.quiet(true[-1])
         return true[-1]
 
     async def _shows(self, service: SandboxService, wanted: Forest) -> None:
         differences = differing(await look(service, HOME), wanted.shown())
         assert not differences, differences
-        await self._quiet(wanted)
+        await self.quiet(wanted)
 
-    async def _quiet(self, wanted: Forest) -> None:
+    async def quiet(self, wanted: Forest) -> None:
         """Wait until the host holds what these sandboxes need and nothing else, or the node is dead."""
         ends_at = anyio.current_time() + PATIENCE_S
         while self.node.is_running and (left := self._superfluous(wanted)):
