@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 import pytest
 
+from dsec.base.errors import InvalidRequestError
 from dsec.cli.peer_checks import peer_checks
+from dsec.cli.up import _gate
 from dsec.node.settings import NodeSettings
 from dsec.testing.http_fleet import SECRET, free_ports, http_fleet
+from dsec.testing.memory_node import MemoryHost
 
 pytestmark = pytest.mark.anyio
 
@@ -44,3 +48,20 @@ async def test_a_peer_that_answers_says_how_it_is_and_the_node_itself_is_no_peer
         assert finding.seen.startswith("accepting, 0 sandboxes, load ")
         (wrong,) = peer_checks(settings(tmp_path, f"other={fleet['nadeb'].url}".replace("other", "ather")))
         assert "nadeb" in (await anyio.to_thread.run_sync(wrong.probe)).seen
+
+
+async def test_a_node_with_peers_and_no_secret_does_not_start_to_serve(tmp_path: Path) -> None:
+    chosen = settings(tmp_path, "bbbbb=http://127.0.0.1:1")
+    async with MemoryHost().node() as node:
+        with pytest.raises(InvalidRequestError, match="peer-token"):
+            await _gate(chosen, node)
+        (tmp_path / "peer-token").touch(0o644)
+        with pytest.raises(InvalidRequestError, match="others may read"):
+            await _gate(chosen, node)
+        (tmp_path / "peer-token").chmod(0o600)
+        (tmp_path / "peer-token").write_bytes(SECRET)
+        assert await _gate(chosen, node) is not None
+        elsewhere = msgspec.structs.replace(chosen, peer_token_file=str(tmp_path / "none"))
+        with pytest.raises(InvalidRequestError, match="none"):
+            await _gate(elsewhere, node)
+        assert await _gate(settings(tmp_path, ""), node) is None
