@@ -364,6 +364,13 @@ class EpisodeLog:
                     resolution="end this loop; the other one goes on from what was saved",
                 )
             )
+        if not self._place.may_acknowledge():
+            raise self._stop(
+                WriterFencedError(
+                    f"this host may not acknowledge anything for {self._place.directory.name} any more",
+                    resolution="its lease is over: the store did not answer for too long, or another worker has it",
+                )
+            )
         self._tenure.renew()
 
     def _stop(self, failure: DsecError) -> DsecError:

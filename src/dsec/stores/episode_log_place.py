@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HOST_DISK, _HOST_CLOCK = HostDisk(), SystemClock()
 
 
+def _always() -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlace:
     """Where a log is, and who writes it.
@@ -28,6 +33,7 @@ class LogPlace:
         clock: wall clock for heads, boot clock for leases.
         lease_s: how long others wait for a writer that stands still.
         segment_bytes: a segment that has grown to this is followed by the next.
+        may_acknowledge: whether this host still holds the episode, such as `StoreLease.is_valid`; asked after a save.
     """
 
     directory: Path
@@ -36,6 +42,7 @@ class LogPlace:
     clock: Clock = _HOST_CLOCK
     lease_s: float = DEFAULT_LEASE_S
     segment_bytes: int = DEFAULT_SEGMENT_BYTES
+    may_acknowledge: Callable[[], bool] = _always
 
 
 def disk_failure(directory: Path, error: OSError) -> DsecError:
