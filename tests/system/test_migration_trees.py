@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,13 +11,15 @@ import anyio
 import pytest
 from tests.system.test_snapshots_real import SESSION, listing, shell
 
-from dsec.base.errors import SandboxExitedError, SandboxMovedError
+from dsec.base.errors import NodeUnavailableError, SandboxExitedError, SandboxMovedError
 from dsec.model.process import CommandRequest
-from dsec.model.sandbox import SandboxSpec
+from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.model.state import CheckpointRequest, ForkRequest, MigrationRequest
 from dsec.node.builder import open_node
 from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
+from dsec.runtimes.container.instance import ContainerInstance
+from dsec.service.migration import ReleaseAnswer
 from dsec.testing.direct_peers import DirectPeers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
@@ -130,3 +133,31 @@ async def test_a_child_of_a_fork_arrives_with_its_clean_state(two: tuple[Path, P
         assert report.copied_bytes[1] < report.copied_bytes[0], "the present state is an increment on the clean one"
         await there.rollback(BOX)
         assert await shell(there, BOX, listing()) == clean
+
+
+async def test_a_copy_whose_init_dies_before_the_release_begins_anew_with_its_files(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nodes(two) as (here, there):
+        await here.create(SandboxSpec(image="guest"), sandbox_id=BOX)
+        await shell(here, BOX, SESSION)
+        expected = await shell(here, BOX, listing())
+        release, killed = there.migrations.release, anyio.Event()
+
+        async def killing(migration_id: str) -> ReleaseAnswer:
+            if killed.is_set():
+                return await release(migration_id)
+            killed.set()
+            copy = there._core.registry.find(BOX)
+            instance = copy.running().instance
+            assert isinstance(instance, ContainerInstance)
+            signal.pidfd_send_signal(instance._pidfd, signal.SIGKILL)
+            with anyio.fail_after(10):
+                while copy.generation is not None:  # noqa: ASYNC110 - nobody is told.
+                    await anyio.sleep(0.01)
+            raise NodeUnavailableError("the release was lost")
+
+        monkeypatch.setattr(there.migrations, "release", killing)
+        report = await here.state.migrate(BOX, MigrationRequest(node=there.node_id))
+        assert report.sandbox.state is SandboxState.READY
+        assert await shell(there, BOX, listing()) == expected

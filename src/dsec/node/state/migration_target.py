@@ -10,7 +10,7 @@ it is asked for that.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import msgspec
@@ -236,6 +236,7 @@ class Migrations:
                     await records.write(core, record, sandbox.record, checkpoints=copy.checkpoints())
                     incoming.record, incoming.sandbox, incoming.copy = record, sandbox, None
                     prepared = True
+                self._follow(sandbox)
         finally:
             if not prepared:
                 core.registry.leave_out(sandbox)
@@ -288,11 +289,29 @@ class Migrations:
         return msgspec.structs.replace(record, state=state)
 
     async def _revive(self, sandbox: Sandbox) -> None:
-        core, name = self._core, instance_of(sandbox.record)
-        if sandbox.generation is not None and await core.parts.runtime.adopt(name) is not None:
-            return
-        await core.parts.runtime.discard(name)
-        await launch(core, sandbox)
+        """Stop following the copy; launch it again if its init has died. Should the import hook fail then, the release
+        that comes again finds the copy launched: after the decision it has to be served by somebody."""
+        if sandbox.watch_scope is not None:
+            sandbox.watch_scope.cancel()
+            sandbox.watch_scope = None
+        if sandbox.generation is None:
+            await self._core.parts.runtime.discard(instance_of(sandbox.record))
+            await launch(self._core, sandbox)
+
+    def _follow(self, sandbox: Sandbox) -> None:
+        """Notice when the init of a copy that waits dies. That is no failure of the sandbox: its files are what
+        counts, and its processes begin anew in any case."""
+        generation = sandbox.running()
+
+        async def work() -> None:
+            with suppress(SandboxExitedError):
+                cause = await generation.instance.wait_exited()
+                _log.warning("copy_died", sandbox_id=sandbox.sandbox_id, cause=cause)
+                async with sandbox.transition:
+                    if sandbox.generation is generation and sandbox.state is SandboxState.MIGRATING:
+                        sandbox.generation = None
+
+        sandbox.watch_scope = self._core.supervisor.start(f"follow the copy {sandbox.sandbox_id}", work)
 
     def _over(self, incoming: Incoming) -> None:
         self._incoming.pop(incoming.record.migration_id, None)
@@ -352,7 +371,9 @@ class Migrations:
             if record.target is TargetPhase.PREPARED:
                 # It may have waited for long: the source is asked at the first look.
                 incoming = Incoming(record, self._core.now_boot_s() - self._core.settings.migration_lease_s)
-                incoming.sandbox = self._core.registry.get(record.sandbox_id)
+                incoming.sandbox = sandbox = self._core.registry.get(record.sandbox_id)
+                if sandbox is not None and sandbox.generation is not None:
+                    self._follow(sandbox)
                 self._incoming[record.migration_id] = incoming
 
     async def run(self) -> None:
