@@ -168,7 +168,7 @@ class SandboxInfo(Value, frozen=True):
         spec: as requested, node defaults filled in.
         created_at_s: wall-clock seconds since the epoch.
         expires_in_s: seconds until the lifetime ends if nothing happens; None: never.
-        generation: how often it was rolled back; commands and processes belong to one generation.
+        generation: how often it was rolled back or moved; commands and processes belong to one generation.
         cause: why it failed or stopped; empty while it lives.
         node: id of its node.
         runtime: name of the runtime driver, such as ``crun``.
