@@ -252,12 +252,52 @@ def test_branches_that_are_made_at_once_share_commits(own_state: Path) -> None:
     layers.close()
 
 
+def test_checkpoints_that_are_made_at_once_share_commits_and_hold_nobody_up(own_state: Path) -> None:
+    layers = BtrfsWritableLayers(open_volume(own_state, size_bytes=512 * MIB))
+    at_once = 12
+    for number in range(at_once):
+        (layers.create(f"layer-{number}", quota_bytes=None).upper / "file").write_text(str(number))
+    gate = threading.Barrier(at_once)
+
+    def freeze(number: int) -> None:
+        gate.wait()
+        layers.checkpoint(f"layer-{number}", f"point-{number}")
+
+    before = commits(own_state / "volume")
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(freeze, range(at_once)))
+    assert commits(own_state / "volume") - before < at_once
+    assert [(layers.frozen_upper(f"point-{n}") / "file").read_text() for n in range(at_once)] == list(
+        map(str, range(at_once))
+    )
+    for name in layers.names():
+        layers.discard(name)
+    assert layers.wait_removed(30.0)
+    assert layers.names() == frozenset()
+    layers.close()
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read_and_discarded(own_state: Path) -> None:
+    volume = open_volume(own_state, size_bytes=512 * MIB)
+    layers = BtrfsWritableLayers(volume)
+    (layers.create("layer", quota_bytes=None).upper / "file").write_text("x")
+    source, parent = (os.open(volume.path / name, os.O_RDONLY) for name in ("layers/layer", "checkpoints"))
+    btrfs.snapshot(source, parent, "point", read_only=True)
+    os.close(source)
+    os.close(parent)
+    assert (layers.frozen_upper("point") / "file").read_text() == "x"
+    assert (layers.branch("point", "child", quota_bytes=None).upper / "file").read_text() == "x"
+    layers.discard("point")
+    assert layers.names() == {"layer", "child"}
+    layers.close()
+
+
 def test_a_branch_that_a_killed_process_left_half_made_is_gone_after_the_next_open(own_state: Path) -> None:
     volume = open_volume(own_state, size_bytes=512 * MIB)
     layers = BtrfsWritableLayers(volume)
     layers.create("parent", quota_bytes=None)
     layers.checkpoint("parent", "point")
-    source, beside = (os.open(volume.path / name, os.O_RDONLY) for name in ("checkpoints/point", "branching-3"))
+    source, beside = (os.open(volume.path / name, os.O_RDONLY) for name in ("checkpoints/point/point", "branching-3"))
     btrfs.snapshot(source, beside, "half", limit_bytes=16 * MIB)
     os.close(source)
     os.close(beside)

@@ -160,6 +160,11 @@ def subvolume_id(fd: int) -> int:
     return identity
 
 
+def is_subvolume(fd: int) -> bool:
+    """Say whether `fd` is the root of a subvolume: the only directory with this inode number."""
+    return os.fstat(fd).st_ino == FIRST_SUBVOLUME_ID
+
+
 def grow_to_device(fd: int) -> None:
     """Let the file system use all of its device."""
     _ioctl(fd, _RESIZE, struct.pack("=q4088s", 0, b"max"))

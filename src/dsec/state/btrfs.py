@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from dsec.base.errors import CapabilityMissingError, HostDiskFullError, InvalidRequestError, NotFoundError
+from dsec.base.errors import CapabilityMissingError, HostDiskFullError, InvalidRequestError
 from dsec.base.units import MIB, format_size
 from dsec.linux import btrfs, btrfs_stream
 from dsec.linux.btrfs import QuotaMode
@@ -111,9 +111,13 @@ class BtrfsWritableLayers:
                 btrfs.write_out(source, self._layout.layers_fd, name)
 
     def checkpoint(self, name: str, checkpoint: str) -> None:
-        with self._layout.open_layer(name) as source, self._making(checkpoint, None):
-            # Made in its place: a read-only directory cannot be moved to another, and one call makes it whole.
-            btrfs.snapshot(source, self._layout.checkpoints_fd, checkpoint, read_only=True)
+        with self._layout.open_layer(name) as source, self._making(checkpoint, None) as staged:
+            # In a directory of its own: a read-only one cannot be moved, and in one directory with others it would be
+            # made, and removed, only when theirs are committed (`Layout.branching_fd`).
+            os.mkdir(staged, 0o700, dir_fd=self._layout.staging_fd)
+            with self._staged(staged) as own:
+                btrfs.snapshot(source, own, checkpoint, read_only=True)
+            self._layout.publish_checkpoint(staged, checkpoint)
 
     def frozen_upper(self, checkpoint: str) -> Path:
         return self._layout.frozen_upper(checkpoint)
@@ -162,13 +166,11 @@ class BtrfsWritableLayers:
 
     def discard(self, name: str) -> None:
         try:
-            with self._layout.open_checkpoint(name):
-                pass
-        except NotFoundError:
             self._layout.discard(name)
-        else:
-            # Nobody has files of a checkpoint open, so that destroying it takes no time. (The root of a read-only
-            # subvolume cannot be moved to the trash, and making it writable costs a commit.)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            # A checkpoint of an earlier version: a read-only snapshot without a directory of its own.
             self._remove(self._layout.checkpoints_fd, name, lambda: False)
 
     def names(self) -> frozenset[str]:
@@ -262,6 +264,10 @@ class BtrfsWritableLayers:
         except FileNotFoundError:
             return True
         try:
+            if not btrfs.is_subvolume(fd):
+                # What a checkpoint is in, or something half made.
+                inside = [each for each in tree.names(fd) if not self._remove_inside(fd, each, stopping)]
+                return not inside and remove_tree(parent_fd, name, stopping)
             subvolume = btrfs.subvolume_id(fd)
             if not self._destroy(parent_fd, name, fd):
                 return remove_tree(parent_fd, name, stopping)
@@ -270,6 +276,18 @@ class BtrfsWritableLayers:
         if self._mode is not QuotaMode.OFF:
             self._remove_stale_qgroups(subvolume)
         return True
+
+    def _remove_inside(self, directory_fd: int, name: str, stopping: Callable[[], bool]) -> bool:
+        """Remove an entry of a plain directory if it is a subvolume; say whether none is left."""
+        try:
+            fd = os.open(name, tree.DIRECTORY, dir_fd=directory_fd)
+        except OSError:
+            return True  # A file, which goes with the directory.
+        try:
+            is_subvolume = btrfs.is_subvolume(fd)
+        finally:
+            os.close(fd)
+        return not is_subvolume or self._remove(directory_fd, name, stopping)
 
     def _destroy(self, parent_fd: int, name: str, fd: int) -> bool:
         """Destroy a subvolume; False when it must be emptied instead, and can be."""
@@ -296,8 +314,9 @@ class BtrfsWritableLayers:
     def _qgroups_without_subvolume(self) -> set[int]:
         """Return qgroups that an earlier process left."""
         living = {btrfs.subvolume_id(self._fd)}
-        for path in self._volume.path.glob("*/*"):
-            fd = os.open(path, tree.DIRECTORY)
-            living.add(btrfs.subvolume_id(fd))
-            os.close(fd)
+        for pattern in ("*/*", "checkpoints/*/*", "staging/*/*", "trash/*/*", "removing/*/*"):
+            for path in self._volume.path.glob(pattern):
+                fd = os.open(path, tree.DIRECTORY)
+                living.add(btrfs.subvolume_id(fd))
+                os.close(fd)
         return set(btrfs.qgroups(self._file_system)) - living

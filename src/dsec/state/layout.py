@@ -3,7 +3,7 @@
 ::
 
     <root>/layers/<name>/{upper,work}    writable layers
-    <root>/checkpoints/<name>/           frozen copies
+    <root>/checkpoints/<name>/[<name>/]  frozen copies; on btrfs each in a directory of its own, which can be moved
     <root>/staging/<random>/             being made; a rename into `layers` publishes it whole
     <root>/branching-<n>/<random>/       being copied; a rename into `staging` follows
     <root>/trash, <root>/removing        discarded
@@ -102,13 +102,24 @@ class Layout:
     @contextmanager
     def open_checkpoint(self, name: str) -> Iterator[int]:
         """Open a checkpoint's directory."""
-        with self._opened(self.checkpoints_fd, name, SnapshotNotFoundError(f"there is no checkpoint {name!r}")) as fd:
-            yield fd
+        missing = SnapshotNotFoundError(f"there is no checkpoint {name!r}")
+        with self._opened(self.checkpoints_fd, name, missing) as fd:
+            try:
+                nested = os.open(name, tree.DIRECTORY, dir_fd=fd)
+            except FileNotFoundError:  # A plain copy, or a snapshot that an earlier version made.
+                yield fd
+                return
+            try:
+                yield nested
+            finally:
+                os.close(nested)
 
     def frozen_upper(self, name: str) -> Path:
-        """Return the upper directory of a checkpoint."""
+        """Return the `upper` directory of a checkpoint."""
         with self.open_checkpoint(name):
-            return self._root / "checkpoints" / name / "upper"
+            directory = self._root / "checkpoints" / name
+            nested = directory / name
+            return (nested if nested.is_dir() else directory) / "upper"
 
     @contextmanager
     def open_frozen(self, name: str, opened: Callable[[int, int], DiskTree] = _copied) -> Iterator[DiskTree]:
