@@ -165,11 +165,11 @@ CASES = [
     Case(name="fork", scene=A_TREE, act=fork(None), after=with_children(None), steps=20, frozen=1),
     Case(name="fork-from-checkpoint", scene=A_TREE, act=fork("one"), after=with_children("one"), steps=12),
     Case(name="snapshot", scene=A_TREE, act=snapshot, after=A_SAVED_TREE.forest, steps=8),
-    Case(name="restore", scene=A_SAVED_TREE, act=restore, after=RESTORED, steps=12, frozen=1),
+    Case(name="restore", scene=A_SAVED_TREE, act=restore, after=RESTORED, steps=18, frozen=1),
     Case(name="pack", scene=A_TREE, act=pack, after=forest(BRANCHED).with_image(PACKED, content(b"one")), steps=4),
     Case(name="pause", scene=A_TREE, act=lambda s: s.pause(BOX), after=forest(PAUSED), steps=8),
     Case(name="resume", scene=A_PAUSED_TREE, act=lambda s: s.resume(BOX), after=forest(BRANCHED), steps=6),
-    Case(name="stop", scene=A_TREE, act=lambda s: s.stop(BOX), after=forest(BRANCHED.stopped()), steps=14),
+    Case(name="stop", scene=A_TREE, act=lambda s: s.stop(BOX), after=forest(BRANCHED.stopped()), steps=20),
     Case(
         name="rollback-with-hooks",
         scene=A_TREE_WITH_HOOKS,
@@ -193,7 +193,7 @@ CASES = [
         after=forest(None),
         between=(forest(BRANCHED.stopped()),),
         repeats=False,
-        steps=20,
+        steps=30,
         probe=be_the_next_tenant,
     ),
     Case(
@@ -203,7 +203,7 @@ CASES = [
         after=forest(None),
         between=(forest(BRANCHED.stopped()),),
         repeats=False,
-        steps=16,
+        steps=22,
     ),
 ]
 
