@@ -94,13 +94,13 @@ class Snapshots:
     ) -> SnapshotInfo:
         core = self._core
         header = _header(core, sandbox, point, request)
-        base = _base(core, sandbox, point)
         async with self._saves:
             exported = await anyio.to_thread.run_sync(core.parts.exports.get, point.layer)
             with ExitStack() as stack:
                 tree = stack.enter_context(core.parts.layers.open_frozen(point.layer))
-                below = None
+                below, base = None, _base(core, sandbox, point)
                 if base is not None:
+                    # Nothing is awaited between finding it and holding it: another snapshot may be dropping it.
                     stack.enter_context(core.saved.held(base.layer))
                     below = stack.enter_context(core.parts.layers.open_frozen(base.layer))
                 return await store.save(
