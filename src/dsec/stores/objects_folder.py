@@ -26,12 +26,15 @@ import anyio
 import anyio.to_thread
 
 from dsec.base.errors import HostDiskFullError, ObjectNotFoundError, StoreUnavailableError
+from dsec.linux.direct_io import write_direct
 from dsec.stores.objects import DEFAULT_TIMEOUT_S, ObjectInfo, check_key, check_prefix, check_range
 
 _UNDER_WAY = ".put-"
 _EMPTY_S = 600.0
 _THREADS = 8
 """Calls at once: more only queue for the disk."""
+_DIRECT_BYTES = 256 << 10
+"""Objects from this size on are written past the page cache."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _Result = TypeVar("_Result")
 
@@ -143,7 +146,8 @@ def _file_under_way(directory: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
+    done = write_direct(descriptor, data) if len(data) >= _DIRECT_BYTES else 0
+    rest = memoryview(data)[done:]
     while len(rest) > 0:
         rest = rest[os.write(descriptor, rest) :]
 
