@@ -132,10 +132,10 @@ class LogTail:
 
     def checksum_of(self, sequence: int) -> str | None:
         """Return the checksum of a saved event, None if it is not there (any more)."""
-        for segment in self._log.saved_segments():
-            for number, _, line in self._lines(segment):
-                if number == sequence:
-                    return line_checksum(line)
+        holding = [segment for segment in self._log.saved_segments() if segment.first <= sequence]
+        for number, _, line in self._lines(holding[-1]) if holding else ():
+            if number == sequence:
+                return line_checksum(line)
         return None
 
     def _find(self) -> SavedSegment:
