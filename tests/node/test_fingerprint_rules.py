@@ -11,6 +11,7 @@ import pytest
 from dsec.base.errors import HookFailedError, StateMismatchError
 from dsec.images.memory import MemoryImages
 from dsec.model.image import FingerprintRules, ImageConfig
+from dsec.model.pool import PoolChange
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.node.node import Node
@@ -133,3 +134,18 @@ def test_what_is_ignored_is_left_out_with_the_directories_that_lead_there_and_no
     )
     found = state(*below, *beside, volatile=("/dev/shm/a mode 100644 owner 0:0",)).ignoring(("/home/u", "/dev/shm"))
     assert found == state(*beside)
+
+
+async def test_a_pool_of_an_image_whose_check_fails_says_so_and_hands_out_nothing() -> None:
+    host = host_with(shell("echo broken; exit 3"))
+    async with host.node() as node:
+        await node.pools.set_pool(SandboxSpec(image="ruled"), PoolChange(floor=1, maximum=1))
+        with anyio.fail_after(5):
+            while not (told := [each.text for each in await node.pools.events() if "check of the image" in each.text]):
+                await anyio.wait_all_tasks_blocked()
+        assert told[0].startswith("hook_failed: the check of the image exit status 3")
+        (info,) = await node.pools.list_pools()
+        assert info.statistics.ready == 0
+        await node.pools.remove_pool(info.pool_id)
+        await anyio.wait_all_tasks_blocked()
+        await check_no_leak(host, node)
