@@ -4,7 +4,7 @@ Each guest holds 64 MiB, which it touches page by page whenever it is asked. All
 back is read twice, from their control groups and from the host's available memory. Then one after the other is asked
 something, which resumes it, and is paused again. The reference is a process that holds as much, in a control group of
 its own whose memory went to the same swap file in the same way, and that has nothing to do but to read its pages back:
-no sandbox, no command to start, no journal.
+no sandbox, no command to start, no journal; with and without the kernel told to read ahead, as it is for ours.
 
 Beside that, small groups of guests hold other kinds of memory: a file in memory, dirty pages of a file on disk, and a
 tree of processes.
@@ -41,6 +41,7 @@ _OVERHEAD_BYTES = 16 * MIB
 """The interpreter's own, and what the kernel keeps for a process."""
 _CASE_COUNT = 4
 _REFERENCE = "a bare process reads its pages back"
+_AHEAD = "the same, read ahead"
 _NOTHING = "answer_that_touches_nothing_ms"
 _START_S = 120.0
 _STARTS_AT_ONCE = 4
@@ -133,6 +134,7 @@ async def bench_pause(context: BenchContext) -> Report:
             "ours": lambda: group.answer(next(following)),
             _NOTHING: lambda: group.answer(next(following), "true"),
             _REFERENCE: reference.sample,
+            _AHEAD: reference.sample_ahead,
         }
         seconds = await alternate(contestants, rounds=context.options.samples, progress=context.progress, warm_ups=1)
         series[0] |= _durations(group) | {_NOTHING: distribution(seconds[_NOTHING], scale=1e3)}
@@ -142,7 +144,7 @@ async def bench_pause(context: BenchContext) -> Report:
         "ms",
         "lower",
         ours=distribution(seconds["ours"], scale=1e3),
-        references={_REFERENCE: distribution(seconds[_REFERENCE], scale=1e3)},
+        references={name: distribution(seconds[name], scale=1e3) for name in (_REFERENCE, _AHEAD)},
         series=series,
         host=context.host,
     )

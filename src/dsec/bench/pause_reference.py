@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,6 +19,7 @@ from dsec.bench.pause_guest import Held, command
 from dsec.bench.sampling import timed
 from dsec.linux.cgroups import CgroupLimits, CgroupMounts, Cgroups
 from dsec.linux.kernel_write import KernelWrites
+from dsec.linux.madvise import will_need
 
 _GROUP = "reference"
 _PATIENCE_S = 60.0
@@ -27,22 +29,29 @@ _STEP_S = 0.001
 class BareProcess:
     """A process that holds memory, in a control group of its own."""
 
-    def __init__(self, cgroups: Cgroups, directory: Path) -> None:
-        self._cgroups, self._directory = cgroups, directory
+    def __init__(self, cgroups: Cgroups, directory: Path, pid: int) -> None:
+        self._cgroups, self._directory, self._pid = cgroups, directory, pid
 
     async def sample(self) -> float:
         """Page its memory out, then let it touch all of it; return the seconds of that."""
-        return await anyio.to_thread.run_sync(self._sample)
+        return await anyio.to_thread.run_sync(self._sample, False)
 
-    def _sample(self) -> float:
+    async def sample_ahead(self) -> float:
+        """The same, with the kernel told to read all of it meanwhile."""
+        return await anyio.to_thread.run_sync(self._sample, True)
+
+    def _sample(self, read_ahead: bool) -> float:
         self._cgroups.freeze(_GROUP, frozen=True)
         _wait(lambda: self._cgroups.is_frozen(_GROUP))
         self._cgroups.release_memory(_GROUP, KernelWrites())
         self._cgroups.freeze(_GROUP, frozen=False)
         _wait(lambda: not self._cgroups.is_frozen(_GROUP))
+        reader = threading.Thread(target=will_need, args=(self._pid, lambda: read_ahead))
         with timed() as watch:
+            reader.start()
             (self._directory / "ask").write_text("\n")
             (self._directory / "answer").read_text()
+        reader.join()
         return watch.seconds
 
 
@@ -64,7 +73,7 @@ async def paged_out_process(parent: Path, size_bytes: int) -> AsyncIterator[Bare
         process.stdin.write(b"\n")
         process.stdin.close()
         await anyio.to_thread.run_sync(_wait, (directory / "ready").exists)
-        yield BareProcess(cgroups, directory)
+        yield BareProcess(cgroups, directory, process.pid)
     finally:
         process.kill()
         process.wait()
