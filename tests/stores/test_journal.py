@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import sqlite3
@@ -15,12 +16,14 @@ import anyio
 import msgspec
 import pytest
 
-from dsec.base.errors import NodeUnavailableError, StateCorruptedError
+from dsec.base.errors import HostDiskFullError, NodeUnavailableError, StateCorruptedError
+from dsec.base.units import MIB
 from dsec.lifecycle.migration import SourcePhase, TargetPhase
+from dsec.linux import mounts
 from dsec.model.pool import PoolPolicy
 from dsec.model.process import ExitStatus
 from dsec.model.sandbox import Resources, SandboxSpec, SandboxState
-from dsec.stores.journal import SCHEMA_VERSION, SqliteJournal
+from dsec.stores.journal import RESERVE_BYTES, SCHEMA_VERSION, SqliteJournal
 from dsec.stores.memory import MemoryJournal
 from dsec.stores.port import CheckpointRecord, Journal, MigrationRecord, PoolRecord, ProcessRecord, SandboxRecord
 
@@ -268,3 +271,36 @@ async def test_a_record_that_is_not_understood_is_an_error(tmp_path: Path, recor
     with pytest.raises(StateCorruptedError):
         journal.load()
     await journal.close()
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+@pytest.mark.root
+async def test_on_a_full_disk_what_ends_something_can_still_be_written(tmp_path: Path) -> None:
+    mounts.mount("tmpfs", tmp_path, "tmpfs", options=f"size={8 * MIB}")
+    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    try:
+        for number in range(100):
+            await journal.put_sandbox(sandbox(f"sbx-{number}"))
+        fill(tmp_path / "filler")
+        big = msgspec.structs.replace(sandbox("sbx-big"), cause="x" * 4 * MIB)
+        with pytest.raises(HostDiskFullError):
+            await journal.put_sandbox(big)
+        for number in range(100):
+            await journal.put_sandbox(sandbox(f"sbx-{number}", SandboxState.STOPPING))
+            await journal.delete_sandbox(f"sbx-{number}")
+        (tmp_path / "filler").unlink()
+        await journal.put_sandbox(sandbox("sbx-new"))
+        assert (tmp_path / "journal.sqlite-reserve").stat().st_size == RESERVE_BYTES
+    finally:
+        await journal.close()
+        mounts.unmount(tmp_path)

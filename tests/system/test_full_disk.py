@@ -1,7 +1,7 @@
 """A disk without room in the middle of every operation on saved state: journal, layers, store and images lie on it.
 
 What was asked for happens or does not, and is said; the sandbox goes on as it was; and when there is room again the
-same request leads to what was asked.
+same request leads to what was asked. What makes room is done all the same.
 
 A normal run draws a few operations; `DSEC_CRASH_STEPS=all` walks through all. `DSEC_CRASH_SEED` repeats a draw.
 """
@@ -33,7 +33,9 @@ from dsec.testing.step_ring import Case, Ring
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(300)]
 IS_FULL = os.environ.get("DSEC_CRASH_STEPS") == "all"
-DRAWN = 4
+DRAWN = 3
+MAKE_ROOM = ("stop", "remove", "remove-checkpoint")
+"""Who has no room has to be able to make some."""
 DISK_BYTES = 512 * MIB
 ROOM_BYTES = 64 * MIB
 PATIENCE_S = 30.0
@@ -87,7 +89,7 @@ class FullDisk(Ring):
                     await case.act(service)
                     self.told.append(f"{case.name}: done")
                 except PlatformError as error:
-                    if isinstance(error, NodeUnavailableError | UnknownOutcomeError):
+                    if isinstance(error, NodeUnavailableError | UnknownOutcomeError) or case.name in MAKE_ROOM:
                         raise
                     self.told.append(f"{case.name}: {error.code}: {error.brief}")
                 finally:
@@ -128,7 +130,7 @@ def test_a_disk_that_is_full_in_an_operation_costs_nothing_but_the_operation(dis
     ring = FullDisk(disk)
     # A file on btrfs is no swap file: nothing can be paused there.
     cases = [case for case in CASES if "pause" not in case.name and "resume" not in case.name]
-    drawn = cases if IS_FULL else random.Random(seed).sample(cases, DRAWN)
+    drawn = cases if IS_FULL else [*random.Random(seed).sample(cases, DRAWN), cases[-1]]
     try:
         anyio.run(ring.starve, drawn)
     except BaseException as error:

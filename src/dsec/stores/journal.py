@@ -8,6 +8,8 @@ The database is in WAL mode with ``synchronous=NORMAL``: a commit is in the kern
 survives the death of any process. After a loss of power the last commits may be missing while the database stays
 whole; that is enough, since no instance outlives the kernel that runs it.
 Source: https://www.sqlite.org/wal.html, https://www.sqlite.org/pragma.html#pragma_synchronous.
+
+What ends something is written also when the disk is full: a little room is kept for it (`dsec.stores.reserve`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import TypeVar
 import msgspec
 
 from dsec.base.errors import DsecError, HostDiskFullError, NodeUnavailableError, StateCorruptedError
+from dsec.model.sandbox import SandboxState
 from dsec.stores.port import (
     REMEMBERED_IDS,
     CheckpointRecord,
@@ -33,7 +36,11 @@ from dsec.stores.port import (
     ProcessRecord,
     SandboxRecord,
 )
+from dsec.stores.reserve import DiskReserve
 
+RESERVE_BYTES = 1 << 20
+"""Enough for the ends of some hundred sandboxes, until what they held is free."""
+_ENDING = frozenset({SandboxState.STOPPING, SandboxState.STOPPED, SandboxState.FAILED})
 SCHEMA_VERSION = 4
 _SCHEMA = """
 CREATE TABLE sandbox (sandbox_id TEXT PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
@@ -104,6 +111,7 @@ class _Write:
     statements: tuple[_Statement, ...]
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[None]
+    makes_room: bool
 
 
 class SqliteJournal:
@@ -117,6 +125,8 @@ class SqliteJournal:
         """
         self._path = path
         self._connection = self._connect()
+        self._reserve = DiskReserve(path.with_name(f"{path.name}-reserve"), RESERVE_BYTES)
+        self._reserve.keep()
         self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="journal", daemon=True)
@@ -146,7 +156,7 @@ class SqliteJournal:
         )
 
     async def put_sandbox(self, record: SandboxRecord) -> None:
-        await self._write((_PUT_SANDBOX, (record.sandbox_id, _encode(record))))
+        await self._write((_PUT_SANDBOX, (record.sandbox_id, _encode(record))), makes_room=record.state in _ENDING)
 
     async def exchange(
         self,
@@ -158,6 +168,7 @@ class SqliteJournal:
         given_up: Sequence[MigrationRecord] = (),
     ) -> None:
         erasing: tuple[_Statement, ...] = () if erased is None else ((_DELETE_SANDBOX, (erased,)),)
+        ends = bool(dropped or given_up or erased is not None) or any(record.state in _ENDING for record in records)
         await self._write(
             *erasing,
             *((_PUT_SANDBOX, (record.sandbox_id, _encode(record))) for record in records),
@@ -165,23 +176,24 @@ class SqliteJournal:
             *(statement for each in dropped for statement in _dropping(each)),
             *(statement for each in migrations for statement in _putting(each)),
             *((_DELETE_MIGRATION, (each.migration_id,)) for each in given_up),
+            makes_room=ends,
         )
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
         deletion = ((text, (sandbox_id,)) for text in _DELETION)
-        await self._write(*deletion, (_PRUNE, ()), (_PRUNE_CHECKPOINTS, ()))
+        await self._write(*deletion, (_PRUNE, ()), (_PRUNE_CHECKPOINTS, ()), makes_room=True)
 
     async def put_process(self, record: ProcessRecord) -> None:
         await self._write((_PUT_PROCESS, (record.sandbox_id, record.process_id, _encode(record))))
 
     async def delete_processes(self, sandbox_id: str) -> None:
-        await self._write((_DELETE_PROCESSES, (sandbox_id,)))
+        await self._write((_DELETE_PROCESSES, (sandbox_id,)), makes_room=True)
 
     async def put_pool(self, record: PoolRecord) -> None:
         await self._write((_PUT_POOL, (record.pool_id, _encode(record))))
 
     async def delete_pool(self, pool_id: str) -> None:
-        await self._write((_DELETE_POOL, (pool_id,)))
+        await self._write((_DELETE_POOL, (pool_id,)), makes_room=True)
 
     async def close(self) -> None:
         if not self._closed:
@@ -191,12 +203,12 @@ class SqliteJournal:
         # certain.
         self._thread.join()
 
-    async def _write(self, *statements: _Statement) -> None:
+    async def _write(self, *statements: _Statement, makes_room: bool = False) -> None:
         if self._closed:
             raise NodeUnavailableError("the journal is closed")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self._writes.put(_Write(statements, loop, done))
+        self._writes.put(_Write(statements, loop, done, makes_room))
         await done
 
     # -- the thread -------------------------------------------------------------------------------------------------
@@ -210,8 +222,26 @@ class SqliteJournal:
             open_ = None not in batch
             writes = [write for write in batch if write is not None]
             if writes:
-                _tell(writes, self._commit(writes))
+                self._commit_or_make_room(writes)
         self._connection.close()
+
+    def _commit_or_make_room(self, writes: list[_Write]) -> None:
+        error = self._commit(writes)
+        if error is None:
+            self._reserve.keep()
+        if isinstance(error, HostDiskFullError) and (ending := [write for write in writes if write.makes_room]):
+            _tell([write for write in writes if not write.makes_room], error)
+            self._make_room()
+            writes, error = ending, self._commit(ending)
+        _tell(writes, error)
+
+    def _make_room(self) -> None:
+        """Give up what was kept, and let the log begin anew in the place that it has."""
+        self._reserve.spend()
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        except sqlite3.Error:
+            pass  # The commit that follows tells whether there is room.
 
     def _commit(self, writes: list[_Write]) -> DsecError | None:
         try:

@@ -28,6 +28,7 @@ _OWN_FILES = frozenset(
         "peer-token",
         "draining",
         "journal.sqlite",
+        "journal.sqlite-reserve",
         "journal.sqlite-wal",
         "journal.sqlite-shm",
         "cache",
