@@ -288,15 +288,15 @@ async def _pause_or_die(service: SandboxService) -> None:
 
 
 async def test_a_job_gives_back_what_fits_and_names_the_rest(make_node: Callable[..., NodeProcess]) -> None:
-    async with make_node(swap_bytes="160MiB").service() as service:
-        names = [f"sbx-{number}" for number in range(3)]
-        for name in names:
+    async with make_node(swap_bytes="180MiB").service() as service:
+        for name, size in (("sbx-a", 1), ("sbx-large", 3), ("sbx-b", 1)):
             await create(service, name, metadata={"job": "rl"})
-            await service.start_process(name, CommandRequest(argv=HOLDER.argv, keep_stdin_open=True, timeout_s=None))
-            await until(lambda name=name: _holds_one(service, name))  # type: ignore[misc]
+            argv = ("perl", "-e", HOLDS_MEMORY.replace("16384", str(size * 16384)))
+            await service.start_process(name, CommandRequest(argv=argv, keep_stdin_open=True, timeout_s=None))
+            await until(lambda name=name, size=size: _holds_more(service, name, size * 64 * MIB))  # type: ignore[misc]
         report = await _pause_job(service)
-        assert len(report.changed) == 2
-        assert [failure.code for failure in report.failed] == ["swap_full"]
+        assert report.changed == ("sbx-a", "sbx-b")
+        assert [(failure.sandbox_id, failure.code) for failure in report.failed] == [("sbx-large", "swap_full")]
         assert report.released_bytes > 120 * MIB
         assert (await service.inspect(report.failed[0].sandbox_id)).state is SandboxState.READY
         await service.remove(report.failed[0].sandbox_id)
@@ -306,8 +306,8 @@ async def test_a_job_gives_back_what_fits_and_names_the_rest(make_node: Callable
             await service.remove(name)
 
 
-async def _holds_one(service: SandboxService, name: str) -> bool:
-    return (await memory(service, name))[0] > 64 * MIB
+async def _holds_more(service: SandboxService, name: str, size_bytes: int) -> bool:
+    return (await memory(service, name))[0] > size_bytes
 
 
 async def _pause_job(service: SandboxService) -> JobReport:

@@ -24,8 +24,8 @@ from dsec.testing.countdown import Countdown
 
 _COUNTED = ("node", "runtimes", "state", "stores", "linux")
 _START_TIMEOUT_S = 60.0
-SWAP = "256MiB"
-"""Room for the memory of what tests pause; many nodes share the disk."""
+SWAP = "1GiB"
+"""Room for the memory of what tests pause, and of what other nodes of the host may put there meanwhile."""
 
 
 class NodeProcess:
