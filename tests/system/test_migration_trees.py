@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from dsec.testing.direct_peers import DirectPeers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
 BOX = "sbx-box"
+MOVES = int(os.environ.get("DSEC_TEST_MOVES", "8"))
 
 
 @pytest.fixture
@@ -161,3 +163,58 @@ async def test_a_copy_whose_init_dies_before_the_release_begins_anew_with_its_fi
         report = await here.state.migrate(BOX, MigrationRequest(node=there.node_id))
         assert report.sandbox.state is SandboxState.READY
         assert await shell(there, BOX, listing()) == expected
+
+
+async def test_a_sandbox_that_moves_to_and_fro_loses_no_acknowledged_write(two: tuple[Path, Path]) -> None:
+    async with nodes(two) as pair:
+        await pair[0].create(SandboxSpec(image="guest"), sandbox_id=BOX)
+        await shell(pair[0], BOX, "mkdir -p /srv; head -c 5000000 /dev/urandom > /srv/ballast")
+        writer = Writer(pair)
+        async with anyio.create_task_group() as group:
+            group.start_soon(writer.run)
+            for number in range(MOVES):
+                source, target = pair[number % 2], pair[(number + 1) % 2]
+                if number % 3 == 0:
+                    await source.state.checkpoint(BOX, CheckpointRequest(name=f"c{number}"))
+                await source.state.migrate(BOX, MigrationRequest(node=target.node_id))
+            writer.stopped = True
+        written = (await shell(pair[MOVES % 2], BOX, "cat /srv/lines")).split()
+        assert written == [str(number) for number in range(1, writer.acknowledged + 1)]
+        assert len(await pair[MOVES % 2].state.list_checkpoints(BOX)) == (MOVES + 2) // 3
+        gone = pair[(MOVES + 1) % 2]
+        assert not gone._core.parts.layers.names()
+        assert not await gone._core.parts.runtime.instances()
+
+
+class Writer:
+    """Appends numbers to a file of a sandbox that moves, and follows it.
+
+    Attributes:
+        acknowledged: the last number that is in the file.
+        stopped: it is to write no more.
+    """
+
+    def __init__(self, pair: tuple[Node, Node]) -> None:
+        self._pair = pair
+        self._at = 0
+        self.acknowledged = 0
+        self.stopped = False
+
+    async def run(self) -> None:
+        while not self.stopped:
+            try:
+                await shell(self._pair[self._at], BOX, f"echo {self.acknowledged + 1} >> /srv/lines")
+                self.acknowledged += 1
+            except SandboxMovedError:
+                self._at = 1 - self._at
+            except SandboxExitedError:
+                self.acknowledged = await self._last()  # Whether it was written before it ended is not known.
+
+    async def _last(self) -> int:
+        while True:
+            try:
+                return int(await shell(self._pair[self._at], BOX, "tail -n1 /srv/lines || echo 0") or 0)
+            except SandboxMovedError:
+                self._at = 1 - self._at
+            except SandboxExitedError:
+                continue
