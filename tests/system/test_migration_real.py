@@ -174,7 +174,7 @@ class Writer:
     tried: int = 0
     stopped: bool = False
     begun: anyio.Event = field(default_factory=anyio.Event)
-    errors: set[str] = field(default_factory=set)
+    errors: dict[str, str] = field(default_factory=dict)
 
     async def run(self) -> None:
         while not self.stopped:
@@ -185,7 +185,7 @@ class Writer:
                 self.acknowledged = number
                 self.begun.set()
             except DsecError as error:
-                self.errors.add(error.code)
+                self.errors[error.code] = str(error)
                 await anyio.sleep(0.005)
 
 
@@ -262,7 +262,9 @@ async def move_until_somebody_dies(
     outcome = "moved"
     async with anyio.create_task_group() as group:
         group.start_soon(writer.run)
-        await writer.begun.wait()
+        with anyio.move_on_after(PATIENCE_S):
+            await writer.begun.wait()
+        assert writer.acknowledged, f"{writer.errors} {await holders(pair, writer.box)}\n{pair.here.log_tail()}"
         doomed.arm()
         async with pair.client(source) as other:
             try:

@@ -24,6 +24,7 @@ import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError
+from dsec.base.ids import NODE_ID_LENGTH, random_body
 from dsec.bench.progress import Progress
 from dsec.images import recipes
 from dsec.images.names import canonical_name
@@ -173,7 +174,7 @@ class Workplace:
     @asynccontextmanager
     async def served_pair(self) -> AsyncIterator[tuple[Served, Served]]:
         """Two nodes in processes of their own that are each other's peers."""
-        names = ("benca", "bencb")
+        names = [random_body(NODE_ID_LENGTH, os.urandom) for _ in range(2)]
         ports = dict(zip(names, _free_ports(len(names)), strict=True))
         peers = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in ports.items())
         secret = secrets.token_hex()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsec.base.ids import NODE_ID_LENGTH, random_body
 from dsec.sdk.connect import peers_from
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
 from dsec.testing.http_fleet import SECRET, TOKEN, free_ports
 from dsec.testing.node_process import NodeProcess
 
-HERE, THERE = "nadea", "nadeb"
+HERE, THERE = (random_body(NODE_ID_LENGTH, os.urandom) for _ in range(2))
+"""Of this process alone: what nodes make on a host carries their ids, and others run these tests beside us."""
 _FIRST_HOST_ID = 0x5000_0000
 _HOST_IDS_EACH = 0x0400_0000
 
