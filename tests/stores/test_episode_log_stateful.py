@@ -225,7 +225,7 @@ class EpisodeLogMachine(RuleBasedStateMachine):
             self.log,
             self.place(),
             self.store,
-            settings=UploadSettings(backoff_s=(0.0,), batch_bytes=batch_bytes, interval_s=0.0),
+            settings=UploadSettings(backoff_s=(0.0,), batch_bytes=batch_bytes, interval_s=0.0, merge_at=3),
         )
 
         async def a_while() -> None:

@@ -29,6 +29,7 @@ from dsec.stores.episode_log_objects import segment_key, watermark_key
 from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.episode_log_remote import read_stored_log, restore_log
+from dsec.stores.episode_log_tail import LogTail
 from dsec.stores.episode_log_upload import LogUploader, UploadSettings
 from dsec.stores.objects import ObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
@@ -38,7 +39,7 @@ from dsec.testing.faulty_store import FaultyObjectStore
 from dsec.testing.simulated_disk import SimulatedDisk
 
 DIRECTORY = Path("/episodes") / EPISODE
-SETTINGS = UploadSettings(backoff_s=(0.0,), batch_bytes=1, interval_s=0.0)
+SETTINGS = UploadSettings(backoff_s=(0.0,), batch_bytes=1, interval_s=0.0, merge_at=0)
 """One event an object, and no waiting."""
 
 
@@ -361,6 +362,109 @@ async def test_what_is_saved_within_an_interval_shares_an_object(disk: Simulated
     puts = [key for action, key in store.calls if action == "put" and "/log/" in key]
     assert len(puts) == 2
     assert upload.watermark.round == 5
+
+
+MERGING = UploadSettings(backoff_s=(0.0,), interval_s=0.0, merge_at=5)
+
+
+async def one_object_a_round(log: EpisodeLog, upload: LogUploader, rounds: int) -> None:
+    for _ in range(rounds):
+        write(log, 1)
+        await upload.wait_whole()
+
+
+async def log_keys(store: FaultyObjectStore) -> list[str]:
+    return [info.key async for info in store.inner.list(f"episodes/{EPISODE}/log/")]
+
+
+@pytest.mark.anyio
+async def test_many_small_objects_are_replaced_by_few_and_nothing_is_missing_meanwhile(
+    disk: SimulatedDisk, store: FaultyObjectStore
+) -> None:
+    log = create_log(place(disk), identity())
+    async with running(uploader(log, disk, store, settings=MERGING)) as upload:
+        for _ in range(20):
+            await one_object_a_round(log, upload, 3)
+            assert (await read_stored_log(store, EPISODE)).events == history(log.progress.last_round)
+    assert len(await log_keys(store)) < 20
+    elsewhere = SimulatedDisk()
+    await restore_log(place(elsewhere), store)
+    other, content = open_log(place(elsewhere))
+    other.close()
+    assert content.events == history(60)
+
+
+@pytest.mark.anyio
+async def test_a_reader_that_meets_a_merge_under_way_is_not_deceived(
+    disk: SimulatedDisk, store: FaultyObjectStore
+) -> None:
+    log = create_log(place(disk), identity())
+    plain = UploadSettings(backoff_s=(0.0,), interval_s=0.0, merge_at=0)
+    async with running(uploader(log, disk, store, settings=plain)) as upload:
+        await one_object_a_round(log, upload, 7)
+    keys = await log_keys(store)
+    whole = [await store.inner.get(key) for key in keys]
+    tail = LogTail(log, DIRECTORY, disk)
+    batches = [batch for batch in (tail.next_batch() for _ in range(9)) if batch is not None]
+    data = tail.read(batches, epoch=1, episode_id=EPISODE)
+    assert data is not None
+    # Whatever the reader has of the old objects when the new one takes their place:
+    for seen in range(1, len(keys)):
+        for key, content in zip(keys, whole, strict=True):
+            await store.inner.put(key, content)
+        gets = [0]
+
+        class Merging(FaultyObjectStore):
+            async def get(
+                self, key: str, *, timeout_s: float = 60.0, seen: int = seen, gets: list[int] = gets
+            ) -> bytes:
+                if "/log/" in key:
+                    gets[0] += 1
+                    if gets[0] == seen + 1:
+                        await self.inner.put(keys[0], data)
+                        await self.inner.delete(keys[1:])
+                return await super().get(key)
+
+        content = await read_stored_log(Merging(store.inner), EPISODE)
+        assert content.completeness is Completeness.OPEN, content.problem
+        assert content.events == history(7)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(8))
+async def test_merging_loses_nothing_whatever_the_store_does(seed: int) -> None:
+    draw = random.Random(seed)
+    disk, store = SimulatedDisk(), FaultyObjectStore(MemoryObjectStore())
+    log = create_log(place(disk), identity())
+    async with running(uploader(log, disk, store, settings=MERGING)) as upload:
+        for turn in range(12):
+            store.faults.fails = lambda action, key: draw.random() < 0.2
+            store.faults.fails_after = lambda action, key: draw.random() < 0.1
+            store.faults.loses = lambda key: draw.random() < 0.2
+            store.faults.truncates = lambda key: draw.random() < 0.1
+            with anyio.fail_after(20):
+                await one_object_a_round(log, upload, 3)
+            if turn == 7:
+                log.append(
+                    StateSaved(number=log.progress.last_round, identity=identity(), workspace=log.progress.workspace)
+                )
+            store.faults = type(store.faults)()
+            content = await read_stored_log(store, EPISODE)
+            assert content.completeness is Completeness.OPEN, content.problem
+            assert content.progress.last_round >= upload.watermark.round
+
+
+@pytest.mark.anyio
+async def test_a_new_epoch_goes_on_behind_objects_that_were_merged(
+    disk: SimulatedDisk, store: FaultyObjectStore
+) -> None:
+    log = create_log(place(disk), identity())
+    for _ in range(3):
+        async with running(uploader(log, disk, store, settings=MERGING)) as upload:
+            await one_object_a_round(log, upload, 13)
+        log.close()
+        log, _ = open_log(place(disk))
+    assert (await read_stored_log(store, EPISODE)).events == history(39)
 
 
 @pytest.mark.anyio

@@ -44,6 +44,7 @@ class _Reading:
     data: dict[str, bytes] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
+    listed: set[str] = field(default_factory=set)
     limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(_AT_ONCE))
 
     async def fetch(self, key: str) -> None:
@@ -108,16 +109,29 @@ def _shortfall(joined: JoinedLog, watermark: Watermark | None) -> str:
 
 
 async def _read(store: ObjectStore, episode_id: str) -> tuple[_Reading, Watermark | None]:
-    watermark = await _watermark(store, episode_id)
-    keys = [info.key async for info in store.list(log_prefix(episode_id))]
-    found = {key: named for key in keys if (named := parse_segment_key(episode_id, key)) is not None}
-    reading = _Reading(store, episode_id)
-    await each_at_once(found, reading.fetch)
-    newest = max([epoch for _, epoch in found.values()] + [watermark.epoch if watermark is not None else 0])
-    await _look_further(reading, newest)
+    """Read what there is. If something is missing that was there before, it may have been merged while we read."""
+    known: set[str] = set()
+    for _ in range(_READINGS):
+        watermark = await _watermark(store, episode_id)
+        reading = await _read_once(store, episode_id, known, watermark)
+        joined = reading.joined()
+        vanished = reading.missing & (known | reading.listed)
+        known |= reading.segments.keys()
+        if not vanished or not (joined.problem or _shortfall(joined, watermark)):
+            break
     if not reading.segments and not reading.problems and watermark is None:
         raise NotFoundError(f"{store.url} holds no copy of the log of {episode_id}")
     return reading, watermark
+
+
+async def _read_once(store: ObjectStore, episode_id: str, known: set[str], watermark: Watermark | None) -> _Reading:
+    listed = {info.key async for info in store.list(log_prefix(episode_id))}
+    found = {key: named for key in listed | known if (named := parse_segment_key(episode_id, key)) is not None}
+    reading = _Reading(store, episode_id, listed=listed)
+    await each_at_once(found, reading.fetch)
+    newest = max([epoch for _, epoch in found.values()] + [watermark.epoch if watermark is not None else 0])
+    await _look_further(reading, newest)
+    return reading
 
 
 async def _watermark(store: ObjectStore, episode_id: str) -> Watermark | None:
@@ -137,12 +151,11 @@ async def _look_further(reading: _Reading, newest: int) -> None:
     """Ask by name for what would go on where the proven part ends, until there is nothing."""
     epochs = range(newest, max(0, newest - _EPOCHS), -1)
     while True:
-        next_sequence = reading.joined().next_sequence
-        keys = [segment_key(reading.episode_id, next_sequence, epoch) for epoch in epochs]
+        joined = reading.joined()
+        keys = [segment_key(reading.episode_id, joined.next_sequence, epoch) for epoch in epochs]
         unknown = [key for key in keys if key not in reading.segments and key not in reading.missing]
-        before = len(reading.segments)
         await each_at_once(unknown, reading.fetch)
-        if len(reading.segments) == before:
+        if reading.joined().next_sequence == joined.next_sequence:
             return
 
 

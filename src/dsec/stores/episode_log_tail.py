@@ -6,7 +6,7 @@ again from the log when its turn has come.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,21 +114,21 @@ class LogTail:
                 gone = segment.name
         return None
 
-    def read(self, batch: Batch, *, epoch: int, episode_id: str) -> bytes | None:
-        """Return the object of a batch; None if it was dropped behind a state."""
+    def read(self, batches: Sequence[Batch], *, epoch: int, episode_id: str) -> bytes | None:
+        """Return the object of batches that follow each other; None if one of them was dropped behind a state."""
         try:
-            lines = self._disk.read(self._directory / batch.segment, batch.offset, batch.length)
+            lines = [self._disk.read(self._directory / one.segment, one.offset, one.length) for one in batches]
         except FileNotFoundError:
             return None
         head = SegmentHead(
             version=LOG_VERSION,
             episode=episode_id,
             epoch=epoch,
-            first=batch.first,
-            previous=batch.previous,
-            events=batch.events,
+            first=batches[0].first,
+            previous=batches[0].previous,
+            events=sum(one.events for one in batches),
         )
-        return encode_head(head) + lines
+        return b"".join((encode_head(head), *lines))
 
     def checksum_of(self, sequence: int) -> str | None:
         """Return the checksum of a saved event, None if it is not there (any more)."""

@@ -49,6 +49,7 @@ class UploadSettings:
     Attributes:
         at_once: batches of one log under way.
         batch_bytes: about the size of an object.
+        merge_at: so many small objects that follow each other are replaced by one; 0: never.
         interval_s: what is saved within so many seconds shares an object, and its requests; nobody waits for it.
         backoff_s: waits before further tries.
         timeout_s: of each call to the store.
@@ -56,6 +57,7 @@ class UploadSettings:
 
     at_once: int = DEFAULT_AT_ONCE
     batch_bytes: int = DEFAULT_BATCH_BYTES
+    merge_at: int = 64
     interval_s: float = 1.0
     backoff_s: Sequence[float] = DEFAULT_BACKOFF_S
     timeout_s: float = 60.0
@@ -78,11 +80,31 @@ class _Progress:
         told: the watermark that the store shows.
         reached: the one that what is stored allows.
         batches: behind it, in order.
+        whole: objects below it that this writer put, in order, and that may be merged.
     """
 
     told: Watermark = NOTHING_STORED
     reached: Watermark = NOTHING_STORED
     batches: list[_UnderWay] = field(default_factory=list)
+    whole: list[Batch] = field(default_factory=list)
+
+    def take_small(self, count: int, maximum_bytes: int) -> list[Batch]:
+        """Return the first objects worth merging, at least so many that follow each other; forget what never will."""
+        while self.whole:
+            run: list[Batch] = []
+            length = 0
+            for batch in self.whole:
+                length += batch.length
+                follows = not run or (batch.first == run[-1].last + 1 and not batch.is_state)
+                if not follows or (run and length > maximum_bytes):
+                    break
+                run.append(batch)
+            if len(run) >= count:
+                return run
+            if len(run) == len(self.whole):
+                return []  # More may follow.
+            del self.whole[: len(run)]
+        return []
 
     def advance(self, epoch: int) -> Watermark:
         """Take in what is stored now."""
@@ -92,6 +114,7 @@ class _Progress:
         ]
         while self.batches and self.batches[0].stored:
             batch = self.batches.pop(0).batch
+            self.whole.append(batch)
             self.reached = Watermark(epoch=epoch, sequence=batch.last, round=batch.round, checksum=batch.checksum)
         return self.reached
 
@@ -161,6 +184,7 @@ class LogUploader:
                 while True:
                     changed = self._changed = anyio.Event()
                     await self._start_batches(tasks)
+                    await self._merge()
                     await changed.wait()
                     with anyio.move_on_after(self._settings.interval_s):
                         await self._hurry.wait()
@@ -291,7 +315,7 @@ class LogUploader:
         assert self._tail is not None
         epoch = self._log.epoch
         read = self._tail.read
-        data = await anyio.to_thread.run_sync(lambda: read(one.batch, epoch=epoch, episode_id=self._episode_id))
+        data = await anyio.to_thread.run_sync(lambda: read([one.batch], epoch=epoch, episode_id=self._episode_id))
         if data is None:
             one.dropped = True
             return
@@ -324,6 +348,30 @@ class LogUploader:
         if not is_new:
             await self._store.put(key, data, timeout_s=self._settings.timeout_s)
         raise StoreUnavailableError(f"{self._store.url} does not show {key} as it was put")
+
+    async def _merge(self) -> None:
+        """Replace small objects by one under the key of the first: a long episode of short rounds would have thousands.
+
+        What is replaced holds the same events, so that a reader finds them at every moment; the others go when the
+        store has shown the one. If it does not work, the next wake tries again.
+        """
+        count, tail = self._settings.merge_at, self._tail
+        small = self._progress.take_small(count, self._settings.batch_bytes) if count else []
+        if not small or tail is None:
+            return
+        epoch = self._log.epoch
+        try:
+            data = await anyio.to_thread.run_sync(lambda: tail.read(small, epoch=epoch, episode_id=self._episode_id))
+            if data is not None:
+                keys = [segment_key(self._episode_id, one.first, epoch) for one in small]
+                await self._store.put(keys[0], data, timeout_s=self._settings.timeout_s)
+                if await self._store.get(keys[0], timeout_s=self._settings.timeout_s) != data:
+                    raise StoreUnavailableError(f"{self._store.url} does not show {keys[0]} as it was put")
+                await self._store.delete(keys[1:], timeout_s=self._settings.timeout_s)
+        except DsecError as error:
+            self._on_trouble(error)
+            return
+        del self._progress.whole[: len(small)]
 
     async def _advance(self) -> None:
         """Move the watermark, and tell the store; a failure leaves it to the next try."""
