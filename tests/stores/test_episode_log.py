@@ -387,6 +387,7 @@ def _live_until_killed(directory: Path, kill_at: int) -> tuple[Acknowledged, boo
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # The child ends without touching a lock.
 def test_a_real_process_killed_at_every_change_of_the_disk_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     kill_at, was_killed = 0, True
     while was_killed:
