@@ -29,7 +29,7 @@ from dsec.testing.forest_machine import NUMBER, ForestMachine
 from dsec.testing.forest_model import Files
 from dsec.testing.memory_node import CountingBytes, MemoryHost
 
-EXAMPLES = int(os.environ.get("DSEC_TEST_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("DSEC_TEST_EXAMPLES", "12"))
 NAMES = ("nodea", "nodeb")
 
 

@@ -33,7 +33,7 @@ from dsec.testing.step_ring import Case, Ring
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(300)]
 IS_FULL = os.environ.get("DSEC_CRASH_STEPS") == "all"
-DRAWN = 3
+DRAWN = 2
 MAKE_ROOM = ("stop", "remove", "remove-checkpoint")
 """Who has no room has to be able to make some."""
 DISK_BYTES = 512 * MIB

@@ -1,9 +1,9 @@
 """A real node (crun, btrfs) is killed at the n-th call of a mechanism, for every n of every operation that concerns
 saved state, and started again: nothing is lost, nothing is there by half, nothing is left on the host.
 
-What may be there then is said by plain dictionaries (`dsec.testing.forest_model`). A normal run draws one step of each
-operation; `DSEC_CRASH_STEPS=all` walks through all of them (some minutes), and lets the node that cleans up die on its
-way, too. `DSEC_CRASH_SEED` repeats a draw.
+What may be there then is said by plain dictionaries (`dsec.testing.forest_model`). A normal run draws half of the
+operations and a step of each; `DSEC_CRASH_STEPS=all` walks through all of them (some minutes), and lets the node that
+cleans up die on its way, too. `DSEC_CRASH_SEED` repeats a draw.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dsec.testing.step_ring import Case, Ring
 
 IS_FULL = os.environ.get("DSEC_CRASH_STEPS") == "all"
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800 if IS_FULL else 300)]
+DRAWN = 9
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +50,10 @@ def play(ring: Ring, seed: int, plot: Callable[[], Awaitable[None]]) -> None:
     sys.stderr.write(f"killed at {len(ring.struck)} steps: {ring.struck}; seed {seed}\n")
 
 
-def test_a_real_node_killed_at_a_drawn_step_of_each_operation_loses_and_leaves_nothing(
-    seed: int, hooked_dir: Path
-) -> None:
-    ring = Ring(hooked_dir, forest(None), random.Random(seed))
-    play(ring, seed, partial(ring.draw, CASES))
+def test_a_real_node_killed_at_drawn_steps_of_operations_loses_and_leaves_nothing(seed: int, hooked_dir: Path) -> None:
+    chance = random.Random(seed)
+    ring = Ring(hooked_dir, forest(None), chance)
+    play(ring, seed, partial(ring.draw, chance.sample(CASES, DRAWN)))
 
 
 @pytest.mark.skipif(not IS_FULL, reason="DSEC_CRASH_STEPS=all walks through every step")
