@@ -23,6 +23,7 @@ from dsec.linux.btrfs_search import (
     read_names,
     read_segment,
     subvolume_info,
+    subvolume_of,
 )
 from dsec.state.volume import destroy_volume, open_volume
 
@@ -101,6 +102,17 @@ def test_snapshots_of_one_subvolume_say_so(subvolume: Path) -> None:
     assert not any(mine.parent_uuid)
     assert infos[0].made_in <= infos[1].made_in
     assert infos[0].made_at_ns <= infos[1].made_at_ns
+
+
+def test_a_subvolume_is_found_by_its_uuid_while_it_is_there(subvolume: Path) -> None:
+    frozen = snapshot(subvolume, f"{subvolume.name}-frozen")
+    with opened(subvolume) as live, opened(frozen) as fd, opened(subvolume.parent) as parent:
+        info = subvolume_info(live)
+        assert subvolume_of(fd, info.uuid) == info
+        assert subvolume_of(fd, subvolume_info(fd).uuid) == subvolume_info(fd)
+        btrfs.destroy_subvolume(parent, subvolume.name)
+        assert subvolume_of(fd, info.uuid) is None
+        assert subvolume_of(fd, bytes(16)) is None
 
 
 def test_a_directory_is_found_by_its_number(subvolume: Path) -> None:

@@ -15,6 +15,7 @@ from dsec.base.errors import HostDiskFullError, LimitExceededError, StateCorrupt
 from dsec.base.units import MIB
 from dsec.linux import mounts
 from dsec.state.btrfs import BtrfsWritableLayers
+from dsec.state.btrfs_touched import BtrfsTree
 from dsec.state.diff import difference
 from dsec.state.directory import DirectoryWritableLayers
 from dsec.state.manifest import MAXIMUM_PATH_BYTES, File, SnapshotHeader
@@ -138,6 +139,28 @@ async def test_a_file_with_several_names_is_followed_by_hint(subject: Subject) -
     snapshot = await subject.save(after, parent, frozen)
     assert (await subject.snapshots.find(snapshot)).stored_bytes < 8000
     assert describe(await subject.restore(snapshot)) == describe(subject.layers.frozen_upper(after))
+
+
+async def test_after_rollbacks_the_trees_still_tell_what_was_touched(subject: Subject) -> None:
+    (subject.upper / "same").write_bytes(secrets.token_bytes(50_000))
+    first = subject.freeze()
+    parent = await subject.save(first)
+    last = first
+    for step in range(3):
+        (subject.upper / f"lost-{step}").write_bytes(b"l")
+        subject.roll_back(last)
+        (subject.upper / f"kept-{step}").write_bytes(b"k")
+        last = subject.freeze()
+    (subject.upper / "now").write_bytes(b"n")
+    after = subject.freeze()
+    with subject.layers.open_frozen(after) as tree, subject.layers.open_frozen(first) as older:
+        assert isinstance(tree, BtrfsTree)
+        assert isinstance(older, BtrfsTree)
+        touched = tree.touched_in_trees(older)
+    assert touched is not None
+    assert touched.new == {b"", b"kept-0", b"kept-1", b"kept-2", b"now"}
+    restored = await subject.restore(await subject.save(after, parent, first))
+    assert describe(restored) == describe(subject.layers.frozen_upper(after))
 
 
 async def test_a_renamed_directory_stores_names_and_no_content(subject: Subject) -> None:

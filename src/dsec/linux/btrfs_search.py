@@ -36,6 +36,12 @@ _EXTREF = struct.Struct("=QQH")
 _EXTENT = struct.Struct("=QQBxxxB")
 _PLACE = struct.Struct("=QQQQ")
 _INFO_UUIDS, _INFO_OTRANSID, _INFO_OTIME = 296, 352, 392
+_ROOT_TREE, _UUID_TREE = 1, 9
+_ROOT_ITEM, _UUID_SUBVOLUME = 132, 251
+_ROOT_UUIDS, _ROOT_OTRANSID = 247, 303
+_ROOT_TIMES = struct.Struct("=Q28xQI")
+"""From `otransid` of a `struct btrfs_root_item` on: that, then `stransid`, `rtransid` and `ctime`, then `otime`."""
+_SMALL_BYTES = 32 << 10
 _MOST = (1 << 64) - 1
 
 
@@ -109,6 +115,22 @@ def subvolume_info(fd: int) -> SubvolumeInfo:
     )
 
 
+def subvolume_of(fd: int, wanted: bytes) -> SubvolumeInfo | None:
+    """Describe the subvolume of the file system of `fd` that has a UUID; None: there is none, or none any more."""
+    low, high = struct.unpack("=QQ", wanted)
+    for entry in Search(fd, buffer_bytes=_SMALL_BYTES, tree=_UUID_TREE).items({_UUID_SUBVOLUME}, first=low, last=low):
+        if entry.offset != high:
+            continue
+        (number,) = struct.unpack_from("=Q", entry.data)
+        roots = Search(fd, buffer_bytes=_SMALL_BYTES, tree=_ROOT_TREE).items({_ROOT_ITEM}, first=number, last=number)
+        for item in roots:
+            made_in, seconds, nanoseconds = _ROOT_TIMES.unpack_from(item.data, _ROOT_OTRANSID)
+            uuids = item.data[_ROOT_UUIDS : _ROOT_UUIDS + 32]
+            if uuids[:16] == wanted:
+                return SubvolumeInfo(wanted, uuids[16:], made_in, seconds * 1_000_000_000 + nanoseconds)
+    return None
+
+
 def path_of(fd: int, inode: int) -> bytes:
     """Return the path of a directory from the root of the subvolume that holds `fd`; empty for the root itself.
 
@@ -126,10 +148,12 @@ class Search:
     Args:
         fd: in the subvolume.
         buffer_bytes: for items; each call costs time for all of it, whatever it finds. One item may have 16 KiB.
+        tree: number of another tree than the subvolume's own.
     """
 
-    def __init__(self, fd: int, *, buffer_bytes: int) -> None:
+    def __init__(self, fd: int, *, buffer_bytes: int, tree: int = 0) -> None:
         self._fd = fd
+        self._tree = tree
         self._buffer = ctypes.create_string_buffer(_KEY.size + buffer_bytes)
         self._raw = memoryview(self._buffer).cast("B")
 
@@ -171,7 +195,8 @@ class Search:
         object_id, kind, offset = begin
         size = len(self._buffer) - _KEY.size
         # A key is compared as a whole, so that the bounds of types and offsets bind at the first and last object only.
-        _KEY.pack_into(self._buffer, 0, 0, object_id, last, offset, _MOST, since, _MOST, kind, 255, 0xFFFFFFFF, 0, size)
+        bounds = object_id, last, offset, _MOST, since, _MOST, kind, 255
+        _KEY.pack_into(self._buffer, 0, self._tree, *bounds, 0xFFFFFFFF, 0, size)
         syscalls.libc_call("ioctl", self._fd, ctypes.c_ulong(_SEARCH_V2), self._buffer)
         (count,) = struct.unpack_from("=I", self._buffer, 64)
         return int(count)

@@ -6,9 +6,9 @@ touched. Their names are beside them, all of them for hard links; the directorie
 what is gone; the items of a file's content are compared, from which the ranges that differ follow exactly, holes and
 shared extents included.
 
-This needs the older checkpoint to be a past of the newer one: both snapshots of one subvolume. For others, such as the
-first checkpoint after a rollback, there is the send stream (`dsec.state.btrfs_touched`), which costs several times
-more: it looks, for each extent, for all that shares it. Like that one, this gives hints alone.
+This needs the older checkpoint to be a past of the newer one, by what btrfs says of their origins. For others there is
+the send stream (`dsec.state.btrfs_touched`), which costs several times more: it looks, for each extent, for all that
+shares it. Like that one, this gives hints alone.
 """
 
 from __future__ import annotations
@@ -28,16 +28,20 @@ from dsec.linux.btrfs_search import (
     Item,
     Search,
     Segment,
+    SubvolumeInfo,
     path_of,
     read_inode,
     read_names,
     read_segment,
     subvolume_info,
+    subvolume_of,
 )
 from dsec.state.trees import FrozenTree, Range, Touched
 
 _UPPER = b"upper"
 _MAXIMUM_ITEMS = 500_000
+_MAXIMUM_BRANCHES = 8
+"""Subvolumes between two checkpoints that are looked up: each branch of a checkpoint is two."""
 _KINDS = frozenset({INODE_ITEM, INODE_REF, INODE_EXTREF, EXTENT_DATA})
 _SCAN_BYTES = 1 << 20
 _OBJECT_BYTES = 32 << 10
@@ -130,10 +134,10 @@ def touched_in_trees(base_fd: int, base: FrozenTree, new_fd: int, new: FrozenTre
         base_fd, base: the older checkpoint's subvolume, open, and its upper directory.
         new_fd, new: the newer one's.
     """
-    before, after = subvolume_info(base_fd), subvolume_info(new_fd)
-    if before.parent_uuid != after.parent_uuid or not any(before.parent_uuid) or before.made_in > after.made_in:
-        return None
+    before = subvolume_info(base_fd)
     try:
+        if not _is_past(before, subvolume_info(new_fd), new_fd):
+            return None
         found = _gather(_Subvolume(base_fd), base, _Subvolume(new_fd), new, before.made_in)
     except _TooMuchError:
         return None
@@ -149,6 +153,21 @@ def touched_in_trees(base_fd: int, base: FrozenTree, new_fd: int, new: FrozenTre
         ranges=found.ranges,
         origins=found.origins,
     )
+
+
+def _is_past(before: SubvolumeInfo, after: SubvolumeInfo, fd: int) -> bool:
+    """Whether all that `after` holds was in `before` or was written since in what became `after`: both were made of one
+    subvolume, or `after` of a branch of `before`, or of a branch of such a one."""
+    for _ in range(_MAXIMUM_BRANCHES):
+        if not any(after.parent_uuid):
+            return False
+        if after.parent_uuid in (before.uuid, before.parent_uuid):
+            return before.made_in <= after.made_in
+        parent = subvolume_of(fd, after.parent_uuid)
+        if parent is None:
+            return False  # It was discarded, and what it began from is not known any more.
+        after = parent
+    return False
 
 
 def _gather(base: _Subvolume, base_tree: FrozenTree, new: _Subvolume, new_tree: FrozenTree, since: int) -> _Gathering:

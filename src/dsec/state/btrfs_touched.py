@@ -203,8 +203,12 @@ class BtrfsTree(DiskTree):
     def touched_since(self, base: FrozenTree) -> Touched | None:
         if not isinstance(base, BtrfsTree):
             return None
-        told = touched_in_trees(base._checkpoint_fd, base, self._checkpoint_fd, self)
+        told = self.touched_in_trees(base)
         return told or touched_between(btrfs.subvolume_id(base._checkpoint_fd), self._checkpoint_fd)
+
+    def touched_in_trees(self, base: BtrfsTree) -> Touched | None:
+        """Say what was touched since a checkpoint that is a past of this one; None for others."""
+        return touched_in_trees(base._checkpoint_fd, base, self._checkpoint_fd, self)
 
     def close(self) -> None:
         super().close()
