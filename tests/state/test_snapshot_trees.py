@@ -101,6 +101,21 @@ async def test_inodes_of_two_branches_that_have_one_number_are_not_taken_for_one
     assert describe(restored) == describe(subject.layers.frozen_upper(second))
 
 
+async def test_what_a_rollback_undid_is_noticed_against_a_base_from_before_it(subject: Subject) -> None:
+    (subject.upper / "deep").mkdir()
+    (subject.upper / "deep" / "file").write_bytes(b"clean")
+    clean = subject.freeze()
+    (subject.upper / "deep" / "file").write_bytes(b"dirty")
+    first = subject.freeze()
+    parent = await subject.save(first)
+    subject.roll_back(clean)
+    (subject.upper / "other").write_bytes(b"o")
+    second = subject.freeze()
+    restored = await subject.restore(await subject.save(second, parent, first))
+    assert (restored / "deep" / "file").read_bytes() == b"clean"
+    assert describe(restored) == describe(subject.layers.frozen_upper(second))
+
+
 async def test_a_sparse_file_stays_sparse_and_costs_what_it_holds(subject: Subject) -> None:
     with (subject.upper / "sparse").open("wb") as file:
         file.seek(3 << 30)
