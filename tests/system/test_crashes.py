@@ -140,7 +140,7 @@ class History:
 async def nothing_is_left(state_dir: Path) -> None:
     """Wait for what goes in the background and is announced to nobody: discarded layers, processes being reaped."""
     ends_at = anyio.current_time() + PATIENCE_S
-    while left := Leaks.read(state_dir).described():
+    while left := Leaks.read(state_dir).described(swap=False):
         assert anyio.current_time() < ends_at, left
         await anyio.sleep(0.05)
 

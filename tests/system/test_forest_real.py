@@ -83,7 +83,7 @@ class RealGround:
 
     async def check_empty(self, service: SandboxService) -> None:
         ends_at = anyio.current_time() + PATIENCE_S
-        while left := Leaks.read(self._state_dir).described():
+        while left := Leaks.read(self._state_dir).described(swap=False):
             assert anyio.current_time() < ends_at, left
             await anyio.sleep(0.02)
 

@@ -124,7 +124,7 @@ class Tasks:
             for info in await pools_of(service).list_pools():
                 await pools_of(service).remove_pool(info.pool_id)
         ends_at = anyio.current_time() + PATIENCE_S
-        while left := Leaks.read(self.node.state_dir).described():
+        while left := Leaks.read(self.node.state_dir).described(swap=False):
             assert anyio.current_time() < ends_at, left
             await anyio.sleep(0.05)
         self.node.stop()

@@ -46,7 +46,7 @@ async def node(state_dir: Path) -> AsyncIterator[Node]:
 
 async def nothing_left(state_dir: Path) -> None:
     ends_at = anyio.current_time() + PATIENCE_S
-    while left := Leaks.read(state_dir).described():
+    while left := Leaks.read(state_dir).described(swap=False):
         assert anyio.current_time() < ends_at, left
         await anyio.sleep(0.02)
 

@@ -90,10 +90,14 @@ class Leaks:
             swap=swap_of(state_dir),
         )
 
-    def described(self) -> str:
-        """Return what there is, one kind a line; empty when nothing is left."""
-        lines = (f"{name}: {', '.join(getattr(self, name))}" for name in self.__slots__ if getattr(self, name))
-        return "\n".join(lines)
+    def described(self, *, swap: bool = True) -> str:
+        """Return what there is, one kind a line; empty when nothing is left.
+
+        Args:
+            swap: count areas that are on, too. A node's stays on from the first pause until it is destroyed.
+        """
+        names = [name for name in self.__slots__ if swap or name != "swap"]
+        return "\n".join(f"{name}: {', '.join(getattr(self, name))}" for name in names if getattr(self, name))
 
 
 def swap_of(state_dir: Path) -> tuple[str, ...]:
