@@ -44,8 +44,6 @@ _KINDS = {
     stat.S_IFIFO: "n",
     stat.S_IFSOCK: "s",
 }
-RESERVE_BYTES = 32 * MIB
-"""Kept free on a file system of layers, as `dsec.state.layout` does when it makes one."""
 _LOOK_EVERY_BYTES = 8 * MIB
 _ENTRY_BYTES = 4096
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -183,10 +181,12 @@ class DiskNewTree:
 
     Args:
         top_fd: the directory; the caller keeps it open.
+        reserve_bytes: what to leave free on the file system: it counts as full before.
     """
 
-    def __init__(self, top_fd: int) -> None:
+    def __init__(self, top_fd: int, *, reserve_bytes: int = 0) -> None:
         self._top_fd = top_fd
+        self._reserve_bytes = reserve_bytes
         self._directory = OpenDirectory(top_fd)
         self._directories: list[tuple[bytes, Status]] = []
         self._file: tuple[int, bytes, File] | None = None
@@ -205,7 +205,7 @@ class DiskNewTree:
         if self._unlooked_bytes >= _LOOK_EVERY_BYTES:
             self._unlooked_bytes = 0
             status = os.fstatvfs(self._top_fd)
-            if status.f_bavail * status.f_frsize < RESERVE_BYTES:
+            if status.f_bavail * status.f_frsize < self._reserve_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _place(self, path: bytes, entry: Entry) -> None:

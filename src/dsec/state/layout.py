@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}")
 _BRANCHING = 16
 """As many copies at once share commits: more than a node makes side by side."""
 RESERVE_BYTES = 32 * MIB
-"""No layer is made with less than this free, so that what exists can still be written down and removed."""
+"""No layer is made, or filled, with less than this free, so that what exists can still be written down and removed."""
 
 
 def check_name(name: str) -> str:
@@ -135,7 +135,7 @@ class Layout:
     def open_new(self, name: str) -> Iterator[DiskNewTree]:
         """Open an empty layer's upper directory as a tree to be filled; translate what the kernel says meanwhile."""
         with self.open_layer(name) as fd, _upper_of(fd) as upper:
-            new = DiskNewTree(upper)
+            new = DiskNewTree(upper, reserve_bytes=RESERVE_BYTES)
             try:
                 yield new
             except OSError as error:
