@@ -794,6 +794,52 @@ def test_two_that_open_a_dead_writers_log_at_once_do_not_both_get_it() -> None:
     assert stop_at > 10
 
 
+def _opened_after_others(stop_at: int) -> bool:
+    """Open a dead writer's log; at one of the operations of that, three others come, write and go, one after another.
+
+    Three: the first of them takes the epoch that we want, and the third has taken the tenure after that away again.
+    Return whether the operation was reached.
+    """
+    disk, clock = SimulatedDisk(), ManualClock()
+    create_log(place(disk, clock=clock), identity()).close()
+    numbers, rounds = [0], [0]
+
+    def others(operation: str, name: str) -> None:
+        numbers[0] += 1
+        if numbers[0] != stop_at:
+            return
+        for _ in range(3):
+            try:
+                log = open_log(place(disk, clock=clock, writer="b"))[0]
+            except StateLockedError:
+                return
+            with log:
+                log.append(committed(log.progress.last_round + 1))
+                log.save()
+                rounds[0] = log.progress.last_round
+
+    disk.on_operation = others
+    try:
+        log = open_log(place(disk, clock=clock, writer="a"))[0]
+        with log:
+            assert log.progress.last_round == rounds[0], "it read the log without what others have acknowledged"
+            log.append(committed(rounds[0] + 1))
+            log.save()
+            rounds[0] += 1
+    except (StateLockedError, WriterFencedError):
+        assert rounds[0] == 3
+    disk.on_operation = lambda operation, name: None
+    assert read_episode_log(DIRECTORY, disk=disk).progress.last_round == rounds[0]
+    return numbers[0] >= stop_at
+
+
+def test_whoever_opens_a_log_while_others_come_and_go_gets_it_after_them_or_not_at_all() -> None:
+    stop_at = 1
+    while _opened_after_others(stop_at):
+        stop_at += 1
+    assert stop_at > 10
+
+
 def test_a_lock_is_held_between_processes(tmp_path: Path) -> None:
     directory = tmp_path / EPISODE
     log = create_log(LogPlace(directory=directory), identity())

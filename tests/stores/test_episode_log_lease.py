@@ -132,6 +132,42 @@ class SlowStore(MemoryObjectStore):
         return found
 
 
+class LateStore(MemoryObjectStore):
+    """A store in which a put takes effect at once and is answered much later."""
+
+    def __init__(self, clock: ManualClock, answers_after_s: float) -> None:
+        super().__init__()
+        self.clock, self.answers_after_s = clock, answers_after_s
+
+    async def put(
+        self, key: str, data: bytes, *, if_absent: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> bool:
+        done = await super().put(key, data, if_absent=if_absent)
+        self.clock.advance(self.answers_after_s)
+        return done
+
+
+@pytest.mark.anyio
+async def test_a_lease_counts_from_before_the_put_that_began_or_renewed_it() -> None:
+    """A contender may have seen the put when it took effect, and waits a lease from then on, not from the answer."""
+    clock = ManualClock()
+    store = LateStore(clock, 10.0)
+    lease = await hold_episode(store, EPISODE, clock=clock, lease_s=LEASE_S)
+    for _ in range(2):
+        clock.advance(LEASE_S - 10.5)
+        assert lease.is_valid()
+        clock.advance(1.0)
+        assert not lease.is_valid()
+        await lease.renew()
+
+
+@pytest.mark.anyio
+async def test_a_lease_whose_first_put_is_answered_after_it_is_over_was_never_valid() -> None:
+    clock = ManualClock()
+    lease = await hold_episode(LateStore(clock, LEASE_S + 1.0), EPISODE, clock=clock, lease_s=LEASE_S)
+    assert not lease.is_valid()
+
+
 def check_one(held: Sequence[StoreLease]) -> None:
     assert sum(lease.is_valid() for lease in held) <= 1
 
