@@ -38,6 +38,7 @@ _FILE_BYTES = 4096
 _TOP = "srv/files"
 _DECLARED = 100
 _ROLLBACK = "rollback, the comparison included"
+_ROLLBACK_CHECKED = "rollback, a check of the image's own (`true`) included"
 _REFERENCE = "hash all files inside the sandbox"
 _HASH_ALL = CommandRequest(
     argv=("sh", "-c", "find / -xdev -type f -print0 | xargs -0 sha256sum | sha256sum"), timeout_s=600
@@ -65,6 +66,7 @@ def _rules(count: int) -> dict[str, FingerprintRules]:
         "clean": FingerprintRules(),
         f"{len(declared)} files declared by metadata": FingerprintRules(files=declared),
         f"{len(declared)} files declared by content": FingerprintRules(contents=declared),
+        _ROLLBACK_CHECKED: FingerprintRules(command=("true",)),
     }
 
 
@@ -127,6 +129,7 @@ async def bench_fingerprint(context: BenchContext) -> Report:
         await dirty.run(_WRITE_MANY)
         subjects["2,000 files written"] = dirty
         contestants: dict[str, Sample] = {what: each.compared for what, each in subjects.items()}
+        contestants[_ROLLBACK_CHECKED] = subjects[_ROLLBACK_CHECKED].rolled_back
         contestants[_ROLLBACK] = (await subject(names["clean"])).rolled_back
         contestants[_REFERENCE] = (await subject(names["clean"])).hashed
         rounds = max(5, context.options.samples // 5)
