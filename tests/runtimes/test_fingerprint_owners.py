@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -64,3 +65,12 @@ def test_a_process_that_is_about_to_end_is_given_a_moment_and_counts_if_it_stays
     groups = Dying(times)
     assert fingerprint.count_processes(cast(Groups, groups), "i") == told
     groups.wait()
+
+
+def test_an_init_that_is_about_to_begin_is_read_once_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = [b"", b"", b"A=b\0"]
+    monkeypatch.setattr("builtins.open", lambda *_: io.BytesIO(contents.pop(0)))
+    assert fingerprint._environment(1) == b"A=b\0"
+    monkeypatch.setattr("builtins.open", lambda *_: io.BytesIO())
+    monkeypatch.setattr(fingerprint, "_EXECUTING_S", 0.01)
+    assert fingerprint._environment(1) == b""

@@ -28,6 +28,8 @@ _MOST = 1000
 """Entries of each list that are looked at: no clean instance has as many."""
 _DYING_S = 0.5
 """A process that dies takes microseconds, and much longer on a host where everybody waits for a processor."""
+_EXECUTING_S = 0.5
+"""As long may a program take to begin on such a host."""
 _LOOK_AGAIN_S = 0.001
 _ROOT = "/"
 _IN_MEMORY = frozenset({"tmpfs", "mqueue"})
@@ -116,10 +118,9 @@ def _mount(line: str, first_host_id: int) -> str:
 
 def _init(pid: int, first_host_id: int) -> Iterator[str]:
     """Yield what the init is: everything that a command could have changed of it, or inherits from it."""
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        for variable in file.read(_TAPE_BYTES).split(b"\0"):
-            if variable:
-                yield f"variable {os.fsdecode(variable)}"
+    for variable in _environment(pid).split(b"\0"):
+        if variable:
+            yield f"variable {os.fsdecode(variable)}"
     yield f"directory {os.readlink(f'/proc/{pid}/cwd')}"
     yield f"program {os.readlink(f'/proc/{pid}/exe').removesuffix(' (deleted)')}"
     yield f"oom_score_adj {_lines(f'/proc/{pid}/oom_score_adj')[0]}"
@@ -131,6 +132,21 @@ def _init(pid: int, first_host_id: int) -> Iterator[str]:
             yield f"{name} {' '.join(value.split())}"
     for line in _lines(f"/proc/{pid}/limits")[1:]:
         yield f"limit {' '.join(line.split())}"
+
+
+def _environment(pid: int) -> bytes:
+    """Return the environment that an init began with, once its execve(2) is done.
+
+    The kernel shows the new program a moment before its environment, which it writes last of all. No init of ours has
+    an empty one; one that stays empty is told so.
+    """
+    ends_at = time.monotonic() + _EXECUTING_S
+    while True:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            found = file.read(_TAPE_BYTES)
+        if found or time.monotonic() >= ends_at:
+            return found
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _ipc(pid: int) -> tuple[str, ...]:
