@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dsec.base.errors import DsecError, ImageNotFoundError, error_types
+from dsec.base.errors import DsecError, HookFailedError, ImageNotFoundError, error_types
 from dsec.cli.failures import sole_error
 from dsec.cli.lazy import Lazy, LazyGroup
 from dsec.cli.main import cli
@@ -84,6 +84,13 @@ def test_every_error_exits_with_the_code_of_its_class(kind: type[DsecError]) -> 
     assert result.exit_code == kind.exit_code
     assert result.stdout == ""
     assert result.stderr == f"error [{kind.code}]: what was wrong\n  a\n  b\nto resolve: do this\n"
+
+
+def test_words_of_a_guest_in_an_error_do_not_steer_the_terminal() -> None:
+    error = HookFailedError("a\x1b[2Jb", detail="c\x9b31m\rd\n\u202ee", resolution="f\ng\a")
+    result = CliRunner().invoke(_failing(error), ["fail"])
+    assert not set(result.stderr) & set("\x1b\x9b\r\a\u202e")
+    assert result.stderr.count("\n") == 6
 
 
 def test_errors_can_be_json() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import anyio
 import pytest
 
@@ -99,4 +101,19 @@ async def test_all_exported_state_of_a_sandbox_is_bounded() -> None:
         await begin(node)
         await node.state.checkpoint(BOX)
         with pytest.raises(LimitExceededError):
+            await node.state.checkpoint(BOX)
+
+
+FLOOD = StateHooks(export_state=("yes",), maximum_bytes=1 << 62)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "why"),
+    [(FLOOD, "wrote more than"), (StateHooks(export_state=("sleep", "100"), timeout_s=math.nan), "did not end within")],
+)
+async def test_what_an_image_allows_its_hooks_ends_at_what_the_node_allows(hooks: StateHooks, why: str) -> None:
+    settings = NodeSettings(runtime="memory", maximum_exported_bytes=10_000, maximum_command_timeout_s=0.1)
+    async with host_with(hooks, settings).node() as node:
+        await node.create(SandboxSpec(image="hooked"), sandbox_id=BOX)
+        with anyio.fail_after(10), pytest.raises(HookFailedError, match=why):
             await node.state.checkpoint(BOX)

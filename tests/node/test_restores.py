@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import anyio
+import msgspec
 import pytest
 
 from dsec.base.errors import (
@@ -13,11 +14,13 @@ from dsec.base.errors import (
     HookFailedError,
     HostDiskFullError,
     ImageNotFoundError,
+    InvalidRequestError,
     InvalidStateError,
     NodeUnavailableError,
     SandboxExitedError,
     StateCorruptedError,
 )
+from dsec.base.units import MIB
 from dsec.images.memory import MemoryImages
 from dsec.model.image import ImageConfig, StateHooks
 from dsec.model.process import CommandRequest
@@ -25,6 +28,9 @@ from dsec.model.sandbox import SandboxInfo, SandboxSpec, SandboxState
 from dsec.model.state import RestoreRequest, SnapshotInfo
 from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
+from dsec.state.memory_trees import MemoryFrozenTree
+from dsec.state.snapshots import SnapshotStore
+from dsec.stores.chunks import open_chunks
 from dsec.testing.faults import Faults, check_no_leak, killed
 from dsec.testing.faulty_store import FaultyObjectStore
 from dsec.testing.memory_node import MemoryHost
@@ -166,6 +172,33 @@ async def test_what_a_node_has_no_room_for_is_refused_before_anything_is_fetched
         with pytest.raises(HostDiskFullError):
             await node.state.restore(info.snapshot_id)
         assert not [key for _, key in store.calls if key.startswith("chunks/packs/")]
+        await check_no_leak(host, node)
+
+
+async def test_a_sparse_file_needs_room_for_what_is_in_it_alone() -> None:
+    host, _ = host_over_faults()
+    async with host.node() as node:
+        await begin(node)
+        await node.write_file(BOX, "/tmp/sparse", bytes(4 * MIB))
+        info = await node.state.snapshot(BOX)
+        assert info.content_bytes > 4 * MIB
+        host.host.disk_bytes = host.settings.minimum_free_disk_bytes + MIB
+        box = (await node.state.restore(info.snapshot_id)).sandbox_id
+        assert await content(node, box, "/tmp/sparse") == bytes(4 * MIB)
+
+
+async def test_what_a_store_says_of_a_sandbox_is_checked_like_a_request() -> None:
+    host = MemoryHost()
+    async with host.node() as node:
+        info = await begin(node)
+        async with open_chunks(host.store) as chunks:
+            store = SnapshotStore(host.store, chunks)
+            header = (await store.load(info.snapshot_id)).header
+            spec = msgspec.structs.replace(header.spec, env={"A=B\nC": "\0"})
+            forged = msgspec.structs.replace(header, spec=spec, name="forged")
+            await store.save(MemoryFrozenTree({}), forged)
+        with pytest.raises(InvalidRequestError, match="env"):
+            await node.state.restore("forged")
         await check_no_leak(host, node)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 import sys
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -137,6 +138,33 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
 def test_random_documents_are_refused_and_nothing_else_happens(data: bytes) -> None:
     with pytest.raises(StateCorruptedError):
         decode_manifest(struct.pack("<8sQ", b"DSECMF01", len(data)) + zstd.compress(data), "x")
+
+
+NOTHING = {
+    "hints": ("packs", b"\xa0"),
+    "removed paths": ("removed", b"\xc4\0"),
+    "entries": ("entries", msgspec.msgpack.encode((b"", Directory(STATUS)))),
+    "extents of the exported state": ("exported", b"\x92\0\0"),
+}
+
+
+@pytest.mark.parametrize("what", NOTHING)
+def test_long_lists_of_nothing_are_refused_before_they_fill_memory(what: str) -> None:
+    name, item = NOTHING[what]
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(Manifest(header=HEADER)))
+    count = 1_100_000
+    rest = [msgspec.msgpack.encode(each) for field in fields.items() for each in field if field[0] != name]
+    long = [msgspec.msgpack.encode(name), b"\xdd" + struct.pack(">I", count), item * count]
+    document = bytes([0x80 + len(fields)]) + b"".join(rest + long)
+    data = struct.pack("<8sQ", b"DSECMF01", len(document)) + zstd.compress(document)
+    tracemalloc.start()
+    try:
+        with pytest.raises(StateCorruptedError, match=f"length.*{name}"):
+            decode_manifest(data, "x")
+        # The document itself is unpacked into a buffer that doubles.
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(document) + (4 << 20)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_writer_refuses_what_a_reader_would() -> None:

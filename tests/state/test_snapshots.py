@@ -10,9 +10,17 @@ from dataclasses import dataclass, field
 import pytest
 
 from dsec.base.clock import ManualClock
-from dsec.base.errors import DsecError, SnapshotNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.base.errors import (
+    DsecError,
+    LimitExceededError,
+    SnapshotNotFoundError,
+    StateCorruptedError,
+    StoreUnavailableError,
+)
 from dsec.model.files import FileKind
 from dsec.model.state import SnapshotInfo
+from dsec.state import diff
+from dsec.state import snapshots as snapshots_module
 from dsec.state.manifest import SnapshotHeader
 from dsec.state.memory_trees import MemoryEntry, MemoryFrozenTree, MemoryNewTree
 from dsec.state.snapshots import SnapshotStore
@@ -330,3 +338,25 @@ async def test_whatever_call_fails_first_a_snapshot_is_whole_or_not_there(subjec
     subject.store.faults = Faults()
     for info in await subject.snapshots.list_all():
         assert await subject.restore(info.snapshot_id) in [*states, wanted]
+
+
+async def test_more_names_than_a_manifest_holds_are_refused_while_they_are_gathered(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diff, "MAXIMUM_MANIFEST_BYTES", 10_000)
+    few = {"a" * 200 + str(number): b"" for number in range(40)}
+    await subject.save(few)
+    with pytest.raises(LimitExceededError, match="names and attributes"):
+        await subject.save({**few, **{"b" * 200 + str(number): b"" for number in range(60)}})
+    assert await subject.restore(subject.saved[0].snapshot_id) == few
+
+
+async def test_a_long_description_makes_no_delta_so_that_a_chain_stays_small(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots_module, "_MAXIMUM_DELTA_BYTES", 5000)
+    await subject.save({"a": b"1"})
+    assert (await subject.save({"a": b"2"})).depth == 1
+    many = {"b" * 200 + str(number): b"" for number in range(40)}
+    assert (await subject.save(many)).depth == 0
+    assert await subject.restore(subject.saved[-1].snapshot_id) == many

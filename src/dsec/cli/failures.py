@@ -8,6 +8,7 @@ from typing import NoReturn
 import click
 
 from dsec.base.errors import DsecError
+from dsec.cli.output import printable
 
 
 def describe(error: DsecError) -> dict[str, object]:
@@ -24,15 +25,22 @@ def describe(error: DsecError) -> dict[str, object]:
 
 
 def show(error: DsecError, *, as_json: bool = False) -> None:
-    """Write an error to stderr: what was wrong, what was seen, what to do."""
+    """Write an error to stderr: what was wrong, what was seen, what to do.
+
+    Words of a guest may be in it, such as the last ones of a hook: they must not steer the terminal.
+    """
     if as_json:
         click.echo(json.dumps({"error": describe(error)}), err=True)
         return
-    click.echo(f"{click.style('error', fg='red', bold=True)} [{error.code}]: {error.brief}", err=True)
+    click.echo(f"{click.style('error', fg='red', bold=True)} [{error.code}]: {_lines(error.brief)}", err=True)
     for line in error.detail.splitlines():
-        click.echo(f"  {line}", err=True)
+        click.echo(f"  {printable(line)}", err=True)
     if error.resolution:
-        click.echo(f"{click.style('to resolve', fg='cyan')}: {error.resolution}", err=True)
+        click.echo(f"{click.style('to resolve', fg='cyan')}: {_lines(error.resolution)}", err=True)
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(printable, text.splitlines()))
 
 
 def fail(ctx: click.Context, error: DsecError) -> NoReturn:

@@ -31,6 +31,7 @@ from dsec.state.manifest import (
     order,
     parent_of,
 )
+from dsec.state.manifest_codec import MAXIMUM_MANIFEST_BYTES
 from dsec.state.trees import FileReader, Found, FrozenTree, Range, Touched
 
 BLOCK_BYTES = 4096
@@ -38,6 +39,8 @@ _STEP_BYTES = 256 << 10
 _FEW = 0.25
 """When less than this share of a file is said to have been touched, it is not compared first: hardly any would be the
 same, and reading the older file costs more."""
+_ENTRY_BYTES, _RANGE_BYTES = 16, 40
+"""Roughly what a manifest needs for an entry and for an extent, beside names and attributes; rather less."""
 _MOST_OF_IT = 0.9
 """A file of which more than this share differs is stored whole: it needs no base, and cuts as others like it do."""
 
@@ -66,6 +69,7 @@ class Difference:
         entries: new and changed entries by path, in order.
         removed: what is gone, in order, each with all that is below it.
         added_entries, added_bytes: by how much the numbers of entries and of bytes of regular files changed.
+        described_bytes: about what names, attributes and places of contents of the entries take in a manifest.
         by_hint: whether the walk was spared.
     """
 
@@ -73,6 +77,7 @@ class Difference:
     removed: list[bytes]
     added_entries: int
     added_bytes: int
+    described_bytes: int
     by_hint: bool
 
 
@@ -108,6 +113,7 @@ class _Comparison:
     seen: set[bytes] = field(default_factory=set)
     added_entries: int = 0
     added_bytes: int = 0
+    described_bytes: int = 0
 
     def of_all(self) -> Difference:
         self._compare_below(b"")
@@ -154,7 +160,7 @@ class _Comparison:
                 gone.add(path)
                 removed.append(path)
         entries = sorted(self.entries.items(), key=lambda item: order(item[0]))
-        return Difference(entries, removed, self.added_entries, self.added_bytes, by_hint)
+        return Difference(entries, removed, self.added_entries, self.added_bytes, self.described_bytes, by_hint)
 
     def _compare_below(self, top: bytes) -> None:
         """Compare a path and all that is below it in either tree."""
@@ -188,8 +194,20 @@ class _Comparison:
         linked = self._note_group(self.groups, path, new)
         linked = (old is not None and self._note_group(self.old_groups, path, old)) or linked
         if (new.kind == "d" or not linked) and (changed := self._changed(path, new, old)) is not None:
-            self.entries[path] = changed
+            self._describe(path, changed)
         return new, old
+
+    def _describe(self, path: bytes, entry: Entry | Content) -> None:
+        """Note an entry to write. A guest may give a small file long names and megabytes of attributes: more than a
+        manifest holds is refused while it is gathered, before it fills the node's memory."""
+        self.entries[path] = entry
+        self.described_bytes += len(path) + _described_bytes(entry)
+        if self.described_bytes > MAXIMUM_MANIFEST_BYTES:
+            raise LimitExceededError(
+                f"names and attributes of the sandbox's files have more than {MAXIMUM_MANIFEST_BYTES} bytes",
+                detail=f"{len(self.entries)} files, the last of which is {path[:200]!r}",
+                resolution="remove files with long paths, many extended attributes or many holes",
+            )
 
     def _count(self, new: Found, old: Found | None) -> None:
         self.added_entries += old is None
@@ -237,7 +255,8 @@ class _Comparison:
             same = before.get(first) == tuple(paths)
             self._compare_linked(first, anyway=not same)
             if not same:
-                self.entries.update((path, Link(first)) for path in others)
+                for path in others:
+                    self._describe(path, Link(first))
             grouped.update(paths)
         for path in before.keys() - grouped:
             if path in self.seen:
@@ -250,7 +269,7 @@ class _Comparison:
             return
         changed = self._changed(path, new, self._old(path), anyway=anyway)
         if changed is not None:
-            self.entries[path] = changed
+            self._describe(path, changed)
 
     # One inode.
 
@@ -351,6 +370,16 @@ def _check(path: bytes, found: Found) -> None:
         )
     if not found.kind:
         raise UnsupportedFileError(f"{path[:200]!r} is a device, which a snapshot cannot hold")
+
+
+def _described_bytes(entry: Entry | Content) -> int:
+    """Return about how many bytes an entry takes in a manifest, its path excepted."""
+    if isinstance(entry, Link):
+        return _ENTRY_BYTES + len(entry.path)
+    size = _ENTRY_BYTES + sum(len(name) + len(value) for name, value in entry.status.attributes)
+    if isinstance(entry, Symlink):
+        return size + len(entry.target)
+    return size + (_RANGE_BYTES * len(entry.ranges) if isinstance(entry, Content) else 0)
 
 
 def _is_surely_same(new: Found, old: Found) -> bool:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from dsec.base.errors import StateCorruptedError
 from dsec.model.image import ImageConfig
@@ -31,6 +33,7 @@ MAXIMUM_ATTRIBUTE_BYTES = 65_536
 MAXIMUM_FILE_BYTES = 1 << 50
 MAXIMUM_TARGET_BYTES = 4096
 MAXIMUM_EXPORTED_BYTES = 1 << 30
+MAXIMUM_EXPORTED_EXTENTS = 65_536
 MAXIMUM_PACKS = 65_536
 _PACK = re.compile(r"[0-9a-f]{32}")
 OVERLAY_ATTRIBUTES = frozenset(
@@ -79,7 +82,7 @@ class Status(_Part, frozen=True):
     uid: int
     gid: int
     mtime_ns: int
-    attributes: tuple[tuple[bytes, bytes], ...] = ()
+    attributes: Annotated[tuple[tuple[bytes, bytes], ...], Meta(max_length=MAXIMUM_ATTRIBUTES)] = ()
 
 
 class Directory(_Part, frozen=True, tag="d"):
@@ -91,7 +94,7 @@ class File(_Part, frozen=True, tag="f"):
 
     status: Status
     size: int
-    extents: tuple[Extent, ...] = ()
+    extents: Annotated[tuple[Extent, ...], Meta(max_length=MAXIMUM_EXTENTS)] = ()
 
 
 class Patch(_Part, frozen=True, tag="p"):
@@ -99,7 +102,7 @@ class Patch(_Part, frozen=True, tag="p"):
 
     status: Status
     size: int
-    extents: tuple[Extent, ...]
+    extents: Annotated[tuple[Extent, ...], Meta(max_length=MAXIMUM_EXTENTS)]
     base: bytes
 
 
@@ -168,6 +171,8 @@ class SnapshotHeader(Value, frozen=True):
 class Manifest(Value, frozen=True):
     """One manifest (docs/formats/snapshots.md).
 
+    Lists are bounded where they are read: a byte of a document can become a hundred of memory.
+
     Attributes:
         header: what is needed beside files.
         parent: name of the manifest that it changes; None: complete.
@@ -180,11 +185,11 @@ class Manifest(Value, frozen=True):
 
     header: SnapshotHeader
     parent: bytes | None = None
-    entries: tuple[tuple[bytes, Entry], ...] = ()
-    removed: tuple[bytes, ...] = ()
-    exported: tuple[Extent, ...] | None = None
+    entries: Annotated[tuple[tuple[bytes, Entry], ...], Meta(max_length=MAXIMUM_ENTRIES)] = ()
+    removed: Annotated[tuple[bytes, ...], Meta(max_length=MAXIMUM_ENTRIES)] = ()
+    exported: Annotated[tuple[Extent, ...], Meta(max_length=MAXIMUM_EXPORTED_EXTENTS)] | None = None
     exported_bytes: int = 0
-    packs: tuple[str, ...] = ()
+    packs: Annotated[tuple[str, ...], Meta(max_length=MAXIMUM_PACKS)] = ()
     version: int = VERSION
 
 

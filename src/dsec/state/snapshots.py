@@ -47,7 +47,9 @@ from dsec.stores.objects import ObjectStore
 MERGE_DEPTH = 20
 """A chain of more deltas than this is to be merged."""
 _MAXIMUM_DELTA_RANGES = 30_000
-"""A delta of more ranges than this becomes a complete manifest, so that no chain grows beyond all bounds."""
+_MAXIMUM_DELTA_BYTES = 16 << 20
+"""A delta of more ranges, or of a longer description, than this becomes a complete manifest, so that no chain grows
+beyond all bounds."""
 _EXPORT_CHUNK_BYTES = 1 << 20
 _LONGEST_TRUST_S = 3600.0
 _READ_AT_ONCE = 8
@@ -63,12 +65,14 @@ class Snapshot:
         info: as a list shows it.
         header: what is needed beside files.
         tree: its entries.
+        data_bytes: bytes that its files have on a disk; what nothing was written to takes no room.
         exported_extents, exported_bytes: where that is what the export hook gave; None: none ran.
     """
 
     info: SnapshotInfo
     header: SnapshotHeader
     tree: Tree
+    data_bytes: int = 0
     exported_extents: tuple[Extent, ...] | None = None
     exported_bytes: int = 0
 
@@ -132,7 +136,7 @@ class SnapshotStore:
         began_s = self._clock.boot_s()
         on = await self._parent(parent) if parent is not None and base is not None else None
         found = await anyio.to_thread.run_sync(difference, tree, base if on is not None else None)
-        if on is not None and (on.extents > MAXIMUM_EXTENTS // 2 or _ranges(found) > _MAXIMUM_DELTA_RANGES):
+        if on is not None and (on.extents > MAXIMUM_EXTENTS // 2 or _is_too_much_for_a_delta(found)):
             on, found = None, await anyio.to_thread.run_sync(difference, tree, None)
         manifest, stored = await self._store_contents(tree, header, exported, found, on)
         data = await anyio.to_thread.run_sync(encode_manifest, manifest)
@@ -191,11 +195,13 @@ class SnapshotStore:
         root = await objects.get_root(self._store, info.snapshot_id)
         chain, names = await self._chain(root)
         tree = await anyio.to_thread.run_sync(fold, chain, [objects.MANIFESTS + name for name in names])
+        data_bytes = await anyio.to_thread.run_sync(_data_bytes, tree)
         await self._chunks.learn(pack for manifest in chain for pack in manifest.packs)
         return Snapshot(
             info=info,
             header=chain[-1].header,
             tree=tree,
+            data_bytes=data_bytes,
             exported_extents=chain[-1].exported,
             exported_bytes=chain[-1].exported_bytes,
         )
@@ -392,8 +398,14 @@ class _Parent:
     extents: int
 
 
-def _ranges(found: Difference) -> int:
-    return sum(len(entry.ranges) for _, entry in found.entries if isinstance(entry, Content))
+def _is_too_much_for_a_delta(found: Difference) -> bool:
+    ranges = sum(len(entry.ranges) for _, entry in found.entries if isinstance(entry, Content))
+    return ranges > _MAXIMUM_DELTA_RANGES or found.described_bytes > _MAXIMUM_DELTA_BYTES
+
+
+def _data_bytes(tree: Tree) -> int:
+    files = (entry for entry in tree.values() if isinstance(entry, File))
+    return sum(extent.length for file in files for extent in file.extents if extent.chunk)
 
 
 def _pieces(content: bytes) -> list[bytes]:

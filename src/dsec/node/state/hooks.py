@@ -77,14 +77,17 @@ class _Hook:
     def __init__(self, core: Core, generation: Generation, hooks: StateHooks, which: str) -> None:
         self._core = core
         self._generation = generation
-        self._hooks = hooks
         self._which = which
+        # An image, a snapshot and a peer are what others wrote: what they allow a hook ends at what the node allows.
+        # The node's bound is named first, since it is also what is taken when theirs is no number.
+        self._timeout_s = min(core.settings.maximum_command_timeout_s, hooks.timeout_s)
+        self._maximum_bytes = min(core.settings.maximum_exported_bytes, hooks.maximum_bytes)
         self._output = bytearray()
         self._last_words = bytearray()
 
     async def run(self, argv: tuple[str, ...], data: bytes) -> bytes:
         """Run it to its end and return what it wrote."""
-        request = CommandRequest(argv=argv, stdin=data, timeout_s=self._hooks.timeout_s)
+        request = CommandRequest(argv=argv, stdin=data, timeout_s=self._timeout_s)
         try:
             process = await self._generation.instance.spawn(spawn_request(self._core, self._generation, request))
         except _CANNOT_START as error:
@@ -106,7 +109,7 @@ class _Hook:
     async def _follow(self, process: Process, data: bytes) -> None:
         status: ExitStatus | None = None
         with anyio.CancelScope() as scope, self._generation.operation(scope) as operation:
-            scope.deadline = anyio.current_time() + self._hooks.timeout_s
+            scope.deadline = anyio.current_time() + self._timeout_s
             feeder = self._core.supervisor.start("feed a hook", lambda: feed(process, data)) if data else None
             try:
                 await self._collect(process)
@@ -117,7 +120,7 @@ class _Hook:
         if operation.error is not None:
             raise operation.error
         if status is None:
-            raise self._failed(f"did not end within {self._hooks.timeout_s:g} s")
+            raise self._failed(f"did not end within {self._timeout_s:g} s")
         if status.signal is not None:
             await self._generation.check_killed(status.signal)
         if status.exit_code != 0:
@@ -130,8 +133,8 @@ class _Hook:
                 self._last_words = (self._last_words + data)[-_LAST_WORDS_BYTES:]
             elif self._which == "import":
                 continue
-            elif len(self._output) + len(data) > self._hooks.maximum_bytes:
-                raise self._failed(f"wrote more than {format_size(self._hooks.maximum_bytes)}")
+            elif len(self._output) + len(data) > self._maximum_bytes:
+                raise self._failed(f"wrote more than {format_size(self._maximum_bytes)}")
             else:
                 self._output += data
 

@@ -130,6 +130,8 @@ async def _restore(
     requested = _changed(header.requested, request, hostname=None)
     check_spec(requested)
     spec = resolve_spec(_changed(header.spec, request, hostname=sandbox_id), sandbox_id, core.settings, core.reports)
+    # The store may be written by others: what is enforced is checked like what is asked for.
+    check_spec(spec)
     paths = core.parts.images.mount_layers(header.layers)
     _check_room(core, snapshot)
     core.admit()
@@ -158,11 +160,11 @@ def _changed(spec: SandboxSpec, request: RestoreRequest, *, hostname: str | None
 
 
 def _check_room(core: Core, snapshot: Snapshot) -> None:
-    """Refuse what will not fit before anything is fetched."""
+    """Refuse what will not fit before anything is fetched. Files may be sparse: what counts is what is written."""
     free = core.parts.host.free_disk_bytes() - core.settings.minimum_free_disk_bytes
-    if snapshot.info.content_bytes > free:
+    if snapshot.data_bytes > free:
         raise HostDiskFullError(
-            f"{snapshot.info.snapshot_id} holds {format_size(snapshot.info.content_bytes)}, "
+            f"{snapshot.info.snapshot_id} holds {format_size(snapshot.data_bytes)}, "
             f"and the host has room for {format_size(max(free, 0))}",
             resolution="remove sandboxes or checkpoints that are not needed, or restore it on another node",
         )
