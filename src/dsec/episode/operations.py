@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 
+from dsec.episode.agent_calls import AgentCall
 from dsec.episode.content import Content
 from dsec.episode.identity import ModelIdentity, check_operation_id
-from dsec.episode.tools import ToolCall, ToolResult
+from dsec.episode.tools import ToolResult
 from dsec.model.value import Value
 
 
@@ -50,7 +51,7 @@ class Operation(Value, frozen=True, omit_defaults=True):
     """
 
     operation_id: str
-    call: ToolCall
+    call: AgentCall
     effect: Effect = Effect.ONCE
     parallel: bool = False
 

@@ -412,7 +412,8 @@ def create_log(place: LogPlace, identity: EpisodeIdentity) -> EpisodeLog:
         log.progress.apply_checked(began)
         log._saved = log._written = replace(log._written, sequence=1)
         log._check_current()
-        tenure.remove_older()
+        with _Translated(place.directory):
+            tenure.remove_older()
     except BaseException:
         tenure.release()
         raise

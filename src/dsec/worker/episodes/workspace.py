@@ -1,0 +1,80 @@
+"""The workspace of an episode in a sandbox: a version is a checkpoint.
+
+Whoever made or restored a version knows that the files are that version, until an operation begins that may change
+them. After the death of a worker nobody knows it: a command of its may still be running and write a moment after we
+have looked, whatever a fingerprint says. So a worker that comes anew says that it cannot tell, and the last version is
+put back, which ends every process. It is a swap of layers, and takes no longer than looking.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection
+
+from dsec.episode.identity import check_episode_id
+from dsec.model.state import CheckpointInfo, CheckpointRequest
+from dsec.service.port import SandboxService
+from dsec.service.state import StateService
+
+
+class SandboxWorkspace:
+    """The files of one sandbox. Implements `dsec.worker.episodes.ports.Workspace`.
+
+    Args:
+        service: where the sandbox is.
+        state: where its checkpoints are.
+        sandbox_id: the sandbox; it belongs to this episode alone.
+        episode_id: whose versions these are; checkpoints of others are left alone.
+        random_bytes: makes the names of checkpoints differ.
+    """
+
+    def __init__(
+        self,
+        service: SandboxService,
+        state: StateService,
+        sandbox_id: str,
+        episode_id: str,
+        *,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._service = service
+        self._state = state
+        self._sandbox_id = sandbox_id
+        self._prefix = f"{check_episode_id(episode_id)}.r"
+        self._random_bytes = random_bytes
+
+    async def version(self) -> str | None:
+        """Return None: see the module."""
+        return None
+
+    async def versions(self) -> Collection[str]:
+        """Return the checkpoints of this episode."""
+        return [each.checkpoint_id for each in await self._own()]
+
+    async def save(self, number: int) -> str:
+        """Make a checkpoint and return its id.
+
+        Raises:
+            DsecError: it could not be made; nothing is left of it.
+        """
+        name = f"{self._prefix}{number}.{self._random_bytes(4).hex()}"
+        info = await self._state.checkpoint(self._sandbox_id, CheckpointRequest(name=name))
+        return info.checkpoint_id
+
+    async def restore(self, version: str) -> None:
+        """Go back to a checkpoint; every process of the sandbox ends.
+
+        Raises:
+            DsecError: the sandbox is as before.
+        """
+        await self._service.rollback(self._sandbox_id, snapshot=version)
+
+    async def keep_only(self, versions: Collection[str]) -> None:
+        """Remove the other checkpoints of this episode, those that a death left unnamed among them."""
+        for info in await self._own():
+            if info.checkpoint_id not in versions:
+                await self._state.remove_checkpoint(self._sandbox_id, info.checkpoint_id)
+
+    async def _own(self) -> list[CheckpointInfo]:
+        listed = await self._state.list_checkpoints(self._sandbox_id)
+        return [info for info in listed if info.name.startswith(self._prefix)]
