@@ -105,6 +105,15 @@ async def test_unknown_query_parameters_are_refused_and_named(http: httpx2.Async
     assert "`users`" in (await http.get("/v1/sandboxes/sbx-1/files?path=/a&users=0")).json()["brief"]
 
 
+async def test_a_checkpoint_in_the_wrong_place_does_not_lead_to_the_clean_state(http: httpx2.AsyncClient) -> None:
+    sandbox = f"/v1/sandboxes/{await create(http, spec={})}"
+    response = await http.post(f"{sandbox}/rollback?snapshot=snap-001")
+    assert response.status_code == 400
+    assert "`snapshot`" in response.json()["brief"]
+    assert (await http.get(sandbox)).json()["generation"] == 0
+    assert (await http.delete(f"{sandbox}?force=1")).status_code == 400
+
+
 async def test_unknown_paths_and_methods_are_told_apart(http: httpx2.AsyncClient) -> None:
     assert (await http.get("/v1/nothing")).status_code == 404
     response = await http.put("/v1/sandboxes/sbx-1/run")

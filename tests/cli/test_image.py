@@ -47,6 +47,17 @@ def test_hooks_are_words_of_a_command(dsec: Command, tmp_path: Path) -> None:
     assert json.loads(result.stdout)["config"]["hooks"]["export_state"] == ["dump", "a b"]
 
 
+def test_hooks_stand_above_those_that_an_image_brings(dsec: Command, tmp_path: Path) -> None:
+    dsec("import", str(tmp_path / "tree"), "--name", "base", "--export-hook", "dump", "--import-hook", "load")
+    dsec("export", "base", str(tmp_path / "layout"))
+    result = dsec("import", str(tmp_path / "layout"), "--name", "mine", "--export-hook", "dump --all", "--json")
+    hooks = json.loads(result.stdout)["config"]["hooks"]
+    assert (hooks["export_state"], hooks["import_state"]) == (["dump", "--all"], ["load"])
+    shown = dsec("inspect", "mine").stdout
+    assert "dump --all" in shown
+    assert "load" in shown
+
+
 def test_rules_of_the_clean_state_come_from_a_file_that_the_template_begins(dsec: Command, tmp_path: Path) -> None:
     (tmp_path / "tree/etc").mkdir()
     (tmp_path / "tree/etc/passwd").write_text("root:x:0:0::/root:/bin/sh")

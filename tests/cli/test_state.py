@@ -13,6 +13,7 @@ def test_a_checkpoint_is_saved_drawn_and_returned_to(dsec: Dsec) -> None:
     assert made in drawn
     assert "snap-001" in drawn
     dsec.ok("sandbox", "rollback", "--id", "sbx-12345", "--snapshot", "snap-001")
+    dsec.ok("sandbox", "rollback", "sbx-12345", "--checkpoint", made)
     (listed,) = dsec.json("sandbox", "checkpoints", "sbx-12345", "--json")
     assert (listed["checkpoint_id"], listed["is_current"]) == (made, True)
     refused = dsec("sandbox", "rollback", "--id", "sbx-12345", "--snapshot", "snap-002")

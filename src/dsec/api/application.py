@@ -33,6 +33,7 @@ from dsec.api.terminals import converse, deny
 from dsec.base.errors import DsecError, InvalidRequestError, NotFoundError, UnauthorizedError
 from dsec.base.ids import check_sandbox_id
 from dsec.linux.pipes import Pipe
+from dsec.model.value import Value
 from dsec.service.content import ByteStream
 from dsec.service.port import SandboxService
 
@@ -241,8 +242,9 @@ class Application:
             call.peer = open_gate(self._gate).check(headers.get(b"authorization", b""))
         if route.name == "list":
             call.query = filter_of(parse_query(scope["query_string"]))
-        elif route.query is not None:
-            call.query = convert_query(route.query, parse_query(scope["query_string"]))
+        elif route.query is not None or scope["query_string"]:
+            # Also where none is known: a checkpoint named in the wrong place must not lead to the clean state.
+            call.query = convert_query(route.query or Value, parse_query(scope["query_string"]))
         if route.body is not None:
             with Guard(self._limits.head_s + route.deadline_s, None):
                 call.body = await self._read_value(route, headers, receive)

@@ -37,8 +37,15 @@ def image() -> None:
 @pairs_option("--env", help="Variable of every command, where PATH brings no settings of its own.")
 @click.option("--workdir", default="/", metavar="DIR", help="Directory of every command, likewise.")
 @click.option("--user", default="0", metavar="USER", help="User of every command, likewise.")
-@click.option("--export-hook", default="", metavar="COMMAND", help="Writes the state of processes, at a checkpoint.")
-@click.option("--import-hook", default="", metavar="COMMAND", help="Reads it again, after a rollback, fork or restore.")
+@click.option(
+    "--export-hook",
+    default="",
+    metavar="COMMAND",
+    help="Writes the state of processes, at a checkpoint, in place of that which PATH brings.",
+)
+@click.option(
+    "--import-hook", default="", metavar="COMMAND", help="Reads it again, after a rollback, fork or restore, likewise."
+)
 @click.option(
     "--fingerprint",
     type=_EXISTING,
@@ -70,10 +77,10 @@ def import_(
     from dsec.model.image import ImageConfig, StateHooks
 
     hooks = StateHooks(export_state=tuple(shlex.split(export_hook)), import_state=tuple(shlex.split(import_hook)))
-    config = ImageConfig(env=dict(env), workdir=workdir, user=user, hooks=hooks)
+    config = ImageConfig(env=dict(env), workdir=workdir, user=user)
     rules = None if fingerprint is None else read_rules(fingerprint)
     with _store(options) as store, _progress() as progress:
-        request = ImportRequest(path=path, name=name, config=config, fingerprint=rules, progress=progress)
+        request = ImportRequest(path=path, name=name, config=config, hooks=hooks, fingerprint=rules, progress=progress)
         made = import_image(store, request, kind=ImportFormat(kind))
     _show_made(made, as_json)
 
@@ -172,7 +179,9 @@ def inspect(options: Options, name: str, verify: bool, as_json: bool) -> None:
     ]
     fields += [("user", found.config.user), ("workdir", found.config.workdir)]
     fields += [("env", f"{key}={value}") for key, value in sorted(found.config.env.items())]
-    rules = found.config.fingerprint
+    hooks, rules = found.config.hooks, found.config.fingerprint
+    commands = (("export hook", hooks.export_state), ("import hook", hooks.import_state))
+    fields += [(label, shlex.join(command)) for label, command in commands if command]
     fields += [("fingerprint", f"{path} (metadata)") for path in rules.files]
     fields += [("fingerprint", f"{path} (content)") for path in rules.contents]
     fields += [("fingerprint", f"{path} (ignored)") for path in rules.ignored]

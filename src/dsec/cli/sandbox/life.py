@@ -34,7 +34,13 @@ def _say(info: SandboxInfo, *, as_json: bool) -> None:
 
 @click.command(name="rollback")
 @id_parameters
-@click.option("--snapshot", metavar="SNAPSHOT", help="Checkpoint to return to; the default is the clean state.")
+@click.option(
+    "--snapshot",
+    "--checkpoint",
+    "snapshot",
+    metavar="CHECKPOINT",
+    help="Checkpoint to return to, by id or name; the default is the clean state.",
+)
 @json_option
 @pass_options
 def rollback(

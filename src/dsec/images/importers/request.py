@@ -9,7 +9,7 @@ import msgspec
 
 from dsec.images.command import Progress, silent
 from dsec.images.tree_writer import DEFAULT_LIMITS, ArchiveLimits
-from dsec.model.image import FingerprintRules, ImageConfig
+from dsec.model.image import FingerprintRules, ImageConfig, StateHooks
 
 _DEFAULT_CONFIG = ImageConfig()
 
@@ -22,6 +22,7 @@ class ImportRequest:
         path: archive or directory.
         name: name of the image to make.
         config: settings of the image where the source brings none.
+        hooks: commands in place of those that the source brings; one that is empty here is the source's.
         fingerprint: rules of its clean state, in place of those that the source brings; None: those.
         limits: bounds on what is unpacked.
         progress: takes lines for people.
@@ -32,6 +33,7 @@ class ImportRequest:
     path: Path
     name: str
     config: ImageConfig = _DEFAULT_CONFIG
+    hooks: StateHooks = StateHooks()
     fingerprint: FingerprintRules | None = None
     limits: ArchiveLimits = DEFAULT_LIMITS
     progress: Progress = silent
@@ -41,9 +43,13 @@ class ImportRequest:
     def settings(self, brought: ImageConfig | None = None) -> ImageConfig:
         """Return the settings of the image, given those that its source brings."""
         config = self.config if brought is None else brought
-        if self.fingerprint is None:
-            return config
-        return msgspec.structs.replace(config, fingerprint=self.fingerprint)
+        hooks = msgspec.structs.replace(
+            config.hooks,
+            export_state=self.hooks.export_state or config.hooks.export_state,
+            import_state=self.hooks.import_state or config.hooks.import_state,
+        )
+        rules = config.fingerprint if self.fingerprint is None else self.fingerprint
+        return msgspec.structs.replace(config, hooks=hooks, fingerprint=rules)
 
     @property
     def told_source(self) -> str:
