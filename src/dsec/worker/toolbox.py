@@ -27,7 +27,7 @@ from dsec.model.process import CommandRequest
 from dsec.service.port import SandboxService
 from dsec.worker.transfer import read_bounded, single_chunk
 
-_END_THE_ATTEMPT = (PlatformError, SandboxExitedError, SandboxNotFoundError, InvalidStateError)
+END_THE_ATTEMPT = (PlatformError, SandboxExitedError, SandboxNotFoundError, InvalidStateError)
 """Errors that are no result: there is no sandbox to go on in, or it is the platform that failed."""
 
 
@@ -56,7 +56,7 @@ class Toolbox:
                     archive = single_chunk(call.archive)
                     await self._service.upload(self._sandbox_id, call.path, archive, user=call.user)
                     return Uploaded()
-        except _END_THE_ATTEMPT:
+        except END_THE_ATTEMPT:
             raise
         except DsecError as error:
             return ToolFailed.of(error)

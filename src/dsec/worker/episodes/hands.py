@@ -1,0 +1,153 @@
+"""Hands in a sandbox: they carry out what the tools that ship ask for.
+
+What a guest makes of a file or a command is a result. Only what leaves no sandbox to go on in is an error (see
+`dsec.worker.toolbox`, which carries out the calls that scripts make).
+"""
+
+from __future__ import annotations
+
+from dsec.base.errors import AlreadyExistsError, DsecError, InvalidRequestError, LimitExceededError, PathNotFoundError
+from dsec.base.units import KIB, MIB
+from dsec.episode.agent_calls import EditFile, ReadLines, Search, Submit, UnusableCall
+from dsec.episode.content import Content
+from dsec.episode.operations import Operation
+from dsec.episode.tools import CommandOutput, FileContent, Run, ToolFailed, ToolResult, WriteFile
+from dsec.service.port import SandboxService
+from dsec.worker.toolbox import END_THE_ATTEMPT, Toolbox
+from dsec.worker.transfer import read_bounded
+
+MAXIMUM_TEXT_BYTES = 16 * MIB
+"""Of a file that is read by lines, or edited."""
+SEARCH_OUTPUT_BYTES = 16 * KIB
+SEARCH_S = 60.0
+READ_BYTES = 32 * KIB
+
+
+class SandboxHands:
+    """Implements `dsec.worker.episodes.ports.Hands` in one sandbox.
+
+    Args:
+        service: where the sandbox is.
+        sandbox_id: the sandbox.
+        cwd: where commands run, and what paths that are not absolute begin at.
+    """
+
+    def __init__(self, service: SandboxService, sandbox_id: str, *, cwd: str = "/") -> None:
+        self._service = service
+        self._sandbox_id = sandbox_id
+        self._cwd = cwd.rstrip("/") or "/"
+        self._toolbox = Toolbox(service, sandbox_id)
+
+    async def run(self, operation: Operation) -> ToolResult:
+        """Carry an operation out.
+
+        Raises:
+            DsecError: there is no sandbox to go on in, or the platform failed.
+        """
+        call = operation.call
+        try:
+            match call:
+                case UnusableCall():
+                    return ToolFailed(code=InvalidRequestError.code, brief=call.problem)
+                case Submit():
+                    return CommandOutput(exit_code=0, stdout=Content(text="submitted"))
+                case EditFile():
+                    return await self._edit(call)
+                case ReadLines():
+                    return await self._read(call)
+                case Search():
+                    return await self._search(call)
+                case Run():
+                    command = Run(
+                        script=call.script,
+                        argv=call.argv,
+                        cwd=call.cwd or self._cwd,
+                        env=call.env,
+                        user=call.user,
+                        stdin=call.stdin,
+                        timeout_s=call.timeout_s,
+                        output_limit_bytes=call.output_limit_bytes,
+                    )
+                    return await self._toolbox.call(command, remaining_s=call.timeout_s)
+                case _:
+                    return await self._toolbox.call(call, remaining_s=0.0)
+        except END_THE_ATTEMPT:
+            raise
+        except DsecError as error:
+            return ToolFailed.of(error)
+
+    async def ask(self, operation: Operation) -> ToolResult | None:
+        """Return None: a sandbox keeps no account of operations."""
+        return None
+
+    async def compensate(self, operation: Operation) -> None:
+        """Do nothing: what a sandbox does is undone by its workspace."""
+
+    def _path(self, path: str) -> str:
+        return path if path.startswith("/") else f"{self._cwd.rstrip('/')}/{path}"
+
+    async def _text(self, path: str) -> str:
+        source = self._service.read_file(self._sandbox_id, self._path(path))
+        data = await read_bounded(source, MAXIMUM_TEXT_BYTES)
+        if len(data) > MAXIMUM_TEXT_BYTES:
+            raise LimitExceededError(
+                f"{path} is longer than {MAXIMUM_TEXT_BYTES} bytes", resolution="use the shell, on parts of it"
+            )
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequestError(
+                f"{path} is no text in UTF-8: byte {error.start}", resolution="use the shell"
+            ) from error
+
+    async def _read(self, call: ReadLines) -> FileContent:
+        lines = (await self._text(call.path)).splitlines()
+        shown, is_cut = _numbered(lines, call)
+        is_cut = is_cut or call.first - 1 + call.count < len(lines)
+        return FileContent(content=Content.of(shown.encode()), truncated=is_cut)
+
+    async def _search(self, call: Search) -> ToolResult:
+        argv = ("grep", "-rnE", "-e", call.pattern, "--", call.path)
+        run = Run(argv=argv, cwd=self._cwd, timeout_s=SEARCH_S, output_limit_bytes=SEARCH_OUTPUT_BYTES)
+        return await self._toolbox.call(run, remaining_s=SEARCH_S)
+
+    async def _edit(self, call: EditFile) -> ToolResult:
+        if not call.old:
+            await self._check_absent(call.path)
+            text = call.new
+        else:
+            before = await self._text(call.path)
+            found = before.count(call.old)
+            if found != 1:
+                raise InvalidRequestError(
+                    f"`old` stands in {call.path} {found} times, and has to stand there once",
+                    resolution="read the file again, and copy more of what is around the place",
+                )
+            text = before.replace(call.old, call.new)
+        content, permissions = Content.of(text.encode(errors="replace")), 0o644
+        if call.old:
+            info = await self._service.stat_file(self._sandbox_id, self._path(call.path))
+            permissions = info.mode & 0o7777
+        written = WriteFile(path=self._path(call.path), content=content, permissions=permissions)
+        return await self._toolbox.call(written, remaining_s=0.0)
+
+    async def _check_absent(self, path: str) -> None:
+        try:
+            await self._service.stat_file(self._sandbox_id, self._path(path))
+        except PathNotFoundError:
+            return
+        raise AlreadyExistsError(f"{path} is there already", resolution="give what is to be replaced as `old`")
+
+
+def _numbered(lines: list[str], call: ReadLines) -> tuple[str, bool]:
+    """Return the lines that are asked for, with their numbers, and whether that had to be cut."""
+    shown, length = "", 0
+    for number, line in enumerate(lines[call.first - 1 : call.first - 1 + call.count], start=call.first):
+        text = f"{number}\t{line}\n"
+        length += len(text.encode())
+        if length > READ_BYTES:
+            # A first line that is too long alone is shown as far as it goes: otherwise nothing of it could be seen.
+            shown = shown or text.encode()[:READ_BYTES].decode(errors="ignore") + "\n"
+            return f"{shown}[... cut in line {number} of {len(lines)} ...]\n", True
+        shown += text
+    return shown or f"[it has {len(lines)} lines]\n", False
