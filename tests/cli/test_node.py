@@ -84,6 +84,7 @@ def test_a_drain_tells_what_goes_where(dsec: Dsec, monkeypatch: pytest.MonkeyPat
         "1 of 2: sbx-a is on bbbbb",
         "2 of 2: sbx-b stays",
         "sbx-b: host_disk_full: full",
+        "the node takes no more sandboxes until `dsec node drain --undo`",
     ]
     answer(dsec, monkeypatch, asked, [DrainReport(moved={"sbx-a": "bbbbb"})])
     assert dsec.json("node", "drain", "--json")["moved"] == {"sbx-a": "bbbbb"}

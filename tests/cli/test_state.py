@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import anyio
+import pytest
+
 from dsec.base.errors import AlreadyExistsError, SnapshotNotFoundError
+from dsec.model.sandbox import SandboxInfo
 from dsec.testing.command_line import Dsec
 
 
@@ -21,6 +27,18 @@ def test_a_checkpoint_is_saved_drawn_and_returned_to(dsec: Dsec) -> None:
     assert "snap-002" in refused.stderr
 
 
+def test_checkpoints_are_forgotten_as_the_refusal_of_their_name_says(dsec: Dsec) -> None:
+    dsec.create("--id", "sbx-12345")
+    dsec.ok("sandbox", "checkpoint", "sbx-12345", "--name", "one")
+    two = dsec.ok("sandbox", "checkpoint", "sbx-12345").strip()
+    refused = dsec("sandbox", "checkpoint", "sbx-12345", "--name", "one")
+    assert refused.exit_code == AlreadyExistsError.exit_code
+    assert "dsec sandbox checkpoints --id sbx-12345 --remove one" in refused.stderr
+    assert two in dsec.ok("sandbox", "checkpoints", "--id", "sbx-12345", "--remove", "one")
+    assert dsec.json("sandbox", "checkpoints", "sbx-12345", "--remove", two, "--json") == []
+    assert dsec("sandbox", "checkpoints", "sbx-12345", "--remove", "three").exit_code == SnapshotNotFoundError.exit_code
+
+
 def test_a_sandbox_may_ask_to_be_rolled_back_when_its_disk_is_full(dsec: Dsec) -> None:
     box = dsec.create("--on-disk-full", "rollback")
     assert dsec.json("sandbox", "inspect", box, "--json")["spec"]["on_disk_full"] == "rollback"
@@ -32,6 +50,29 @@ def test_a_fork_prints_the_ids_of_its_children(dsec: Dsec) -> None:
     assert len(set(children)) == 3
     for child in children:
         assert dsec.json("sandbox", "inspect", child, "--json")["parent"] == parent
+
+
+def test_a_creation_that_takes_long_says_what_it_may_be(dsec: Dsec, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = dsec.node.create
+
+    async def slowly(*arguments: Any, **options: Any) -> SandboxInfo:
+        await anyio.sleep(0.01)
+        return await create(*arguments, **options)
+
+    monkeypatch.setattr(dsec.node, "create", slowly)
+    assert "built first" not in dsec("sandbox", "create").stderr
+    monkeypatch.setattr("dsec.cli.sandbox.create._PATIENCE_S", 0.0)
+    told = dsec("sandbox", "create")
+    assert "built first" in told.stderr
+    assert told.stdout.startswith("sbx-")
+    refused = dsec("sandbox", "create", "--memory", "1")
+    assert refused.stderr.count("error [") == 1
+
+
+def test_a_fork_that_was_to_spread_says_where_the_children_are(dsec: Dsec) -> None:
+    told = dsec("sandbox", "fork", dsec.create(), "-n", "2", "--spread")
+    assert len(told.stdout.split()) == 2
+    assert told.stderr.startswith("2 on ")
 
 
 def test_a_state_is_kept_listed_restored_and_forgotten(dsec: Dsec) -> None:

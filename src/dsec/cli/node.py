@@ -105,6 +105,7 @@ def drain(options: Options, to: tuple[str, ...], at_once: int, undo: bool, as_js
         if to:
             raise InvalidRequestError("--undo takes no --to")
         options.run(lambda service: fleet_of(service).undo_drain())
+        note("the node takes sandboxes again")
         return
     report = options.run(lambda service: _follow(service, DrainRequest(to=to, at_once=at_once)))
     if as_json:
@@ -114,6 +115,7 @@ def drain(options: Options, to: tuple[str, ...], at_once: int, undo: bool, as_js
         click.echo(f"{len(report.moved)} moved, {len(report.ended)} ended, {len(report.failed)} still here; {taken}")
     for failure in report.failed:
         note(f"{failure.sandbox_id}: {failure.code}: {printable(failure.brief)}")
+    note("the node takes no more sandboxes until `dsec node drain --undo`")
     if report.failed:
         click.get_current_context().exit(PlatformError.exit_code)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +33,21 @@ def console() -> Console:
 def note(text: str) -> None:
     """Say something to the person at the terminal (stderr)."""
     click.echo(text, err=True)
+
+
+@asynccontextmanager
+async def said_after(patience_s: float, text: str) -> AsyncIterator[None]:
+    """Say `text` to the person at the terminal if what is done inside takes longer than that."""
+    import anyio
+
+    async def say() -> None:
+        await anyio.sleep(patience_s)
+        note(text)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(say)
+        yield
+        group.cancel_scope.cancel()
 
 
 def print_json(value: Any) -> None:

@@ -109,6 +109,9 @@ def _with_care(options: Options, url: str | None, act: Callable[[StoreCare], Awa
 
     where = url or load(options).settings.store or (options.state_dir / "store").as_uri()
     _require_folder(where)
+    if url is None:
+        # A node that was given its store on its command line uses another one.
+        note(f"store: {printable(where)}")
 
     async def run() -> T:
         opened = open_store(where)

@@ -62,7 +62,8 @@ def not_found(name: str, known: Iterable[str]) -> ImageNotFoundError:
 def layers_not_found(digests: Sequence[str]) -> ImageNotFoundError:
     """Return the error for layers that are not stored on this host."""
     return ImageNotFoundError(
-        f"{len(digests)} layers are not on this host",
+        f"the node lacks {len(digests)} of the layers",
         detail="\n".join(digests),
-        resolution="bring the image that the sandbox was made from: dsec image export there, dsec image import here",
+        resolution="bring it the image that the sandbox was made from: `dsec image export` where that is, "
+        "`dsec image import` on the node that lacks it",
     )

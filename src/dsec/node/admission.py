@@ -81,7 +81,9 @@ def refusal_error(refusal: Refusal) -> DsecError:
     error = error_from_code(
         refusal.code,
         refusal.brief,
-        detail=f"{refusal.gauge} is {refusal.measured:g}, the threshold is {refusal.threshold:g}",
+        detail=""
+        if refusal.gauge == DRAINING
+        else f"{refusal.gauge} is {refusal.measured:g}, the threshold is {refusal.threshold:g}",
         resolution=refusal.resolution,
     )
     error.retry_after_s = refusal.retry_after_s

@@ -211,9 +211,11 @@ class HttpPeers:
         for peer in self._peers:
             if node == peer.node or (wanted is not None and wanted == origin(peer.url)):
                 return peer
+        if node == self._own:
+            raise InvalidRequestError(f"{node} is this node itself", resolution="name another node")
         listed = ", ".join(peer.node for peer in self._peers[:16]) or "none"
         raise InvalidRequestError(
-            f"{node[:200]!r} is not a peer of this node" if node != self._own else f"{node} is this node itself",
+            f"{node[:200]!r} is not a peer of this node",
             detail=f"its peers: {listed}",
             resolution="name it in this node's setting `peers` as ID=URL, and start the node anew",
         )

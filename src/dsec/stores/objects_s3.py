@@ -42,6 +42,8 @@ _ATTEMPT_S = 30.0
 """One request is given up after this; the deadline of the call bounds all of them."""
 _MAXIMUM_ATTEMPTS = 8
 _AT_ONCE = 16
+_METADATA_SERVICE = "169.254.169.254"
+"""Whom the client asks for credentials when it was given none: the metadata service of clouds."""
 _FOREIGN = (exceptions.BaseError, FileNotFoundError)
 """What obstore raises: for an object that is not there, the builtin error."""
 _Result = TypeVar("_Result")
@@ -205,6 +207,12 @@ class S3ObjectStore:
         if isinstance(error, exceptions.UnauthenticatedError) or any(word in said for word in refused[:2]):
             return UnauthorizedError(
                 f"{self.url} does not accept these credentials",
+                detail=said,
+                resolution="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to a key of this service",
+            )
+        if _METADATA_SERVICE in said:
+            return UnauthorizedError(
+                f"{self.url}: there are no credentials, and the host's cloud, which was asked, gave none",
                 detail=said,
                 resolution="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to a key of this service",
             )

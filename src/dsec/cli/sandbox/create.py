@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dsec.cli.context import Options, pass_options
-from dsec.cli.output import note, print_json
+from dsec.cli.output import note, print_json, said_after
 from dsec.cli.parameters import duration, duration_or_none, finite, json_option, pairs_option, size
 from dsec.model.node import limits_beyond
 from dsec.model.sandbox import (
@@ -21,6 +21,9 @@ from dsec.model.sandbox import (
     SandboxSpec,
 )
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, SandboxService
+
+_PATIENCE_S = 5.0
+_BUILDS = "still creating: an image that was never used here may be built first, which takes minutes"
 
 
 @click.command(name="create")
@@ -58,7 +61,8 @@ def create(options: Options, /, as_json: bool, sandbox_id: str | None, timeout: 
     wanted = spec(**given)
 
     async def act(service: SandboxService) -> tuple[SandboxInfo, list[str]]:
-        info = await service.create(wanted, sandbox_id=sandbox_id, timeout_s=timeout)
+        async with said_after(_PATIENCE_S, _BUILDS):
+            info = await service.create(wanted, sandbox_id=sandbox_id, timeout_s=timeout)
         return info, list(limits_beyond(wanted.resources, await service.node()))
 
     info, warnings = options.run(act)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from dsec.model.state import (
     SnapshotRequest,
 )
 from dsec.sdk.state import state_of
+from dsec.service.port import SandboxService
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -47,12 +49,23 @@ def checkpoint(
 
 @click.command(name="checkpoints")
 @id_parameters
+@click.option(
+    "--remove", "removed", multiple=True, metavar="CHECKPOINT", help="Forget this one first, by id or name; repeatable."
+)
 @json_option
 @pass_options
-def checkpoints(options: Options, id_option: str | None, id_argument: str | None, as_json: bool) -> None:
+def checkpoints(
+    options: Options, id_option: str | None, id_argument: str | None, removed: tuple[str, ...], as_json: bool
+) -> None:
     """Draw the checkpoints of a sandbox as a tree; * marks the one that the present state began from."""
     sandbox_id = one_id(id_option, id_argument)
-    found = options.run(lambda service: state_of(service).list_checkpoints(sandbox_id))
+
+    async def act(service: SandboxService) -> Sequence[CheckpointInfo]:
+        for checkpoint in removed:
+            await state_of(service).remove_checkpoint(sandbox_id, checkpoint)
+        return await state_of(service).list_checkpoints(sandbox_id)
+
+    found = options.run(act)
     if as_json:
         print_json(list(found))
     else:
@@ -108,6 +121,10 @@ def fork(
         count=count, checkpoint=point, seeds=seeds, env=dict(env), metadata=dict(labels), spread=spread
     )
     children = options.run(lambda service: state_of(service).fork(sandbox_id, request))
+    if spread:
+        # On one node they may well be: no peer may have room, the image's layers, or be there at all.
+        dealt = Counter(child.node for child in children)
+        note(", ".join(f"{number} on {node}" for node, number in sorted(dealt.items())))
     if as_json:
         print_json(list(children))
     else:

@@ -12,6 +12,7 @@ from dsec.images.tree_writer import DEFAULT_LIMITS, ArchiveLimits
 from dsec.model.image import FingerprintRules, ImageConfig, StateHooks
 
 _DEFAULT_CONFIG = ImageConfig()
+_NO_HOOKS = StateHooks()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class ImportRequest:
     path: Path
     name: str
     config: ImageConfig = _DEFAULT_CONFIG
-    hooks: StateHooks = StateHooks()
+    hooks: StateHooks = _NO_HOOKS
     fingerprint: FingerprintRules | None = None
     limits: ArchiveLimits = DEFAULT_LIMITS
     progress: Progress = silent

@@ -66,7 +66,9 @@ async def move(
     if len(refusals) == 1:
         raise next(iter(refusals.values()))
     raise NodeUnavailableError(
-        f"none of {len(refusals)} peers takes {sandbox_id}" if refusals else f"no peer takes {sandbox_id}",
+        f"none of {len(refusals)} peers takes {sandbox_id}"
+        if refusals
+        else f"no peer takes {sandbox_id}: there is none that answers and has room",
         detail="; ".join(f"{node}: {error.code}: {error.brief}" for node, error in refusals.items()),
         resolution="`dsec node ls` tells how the peers are",
     )

@@ -277,12 +277,15 @@ def _check_name(name: str) -> None:
 def _check_admitted(core: Core, sandbox: Sandbox, name: str) -> None:
     if name and any(record.name == name for record in sandbox.checkpoints.values()):
         raise AlreadyExistsError(
-            f"{sandbox.sandbox_id} has a checkpoint named {name!r}", resolution="choose another name, or remove it"
+            f"{sandbox.sandbox_id} has a checkpoint named {name!r}",
+            resolution="choose another name, or remove it: "
+            f"dsec sandbox checkpoints --id {sandbox.sandbox_id} --remove {name}",
         )
     if len(sandbox.checkpoints) >= core.settings.maximum_checkpoints:
         raise LimitExceededError(
             f"{sandbox.sandbox_id} has {len(sandbox.checkpoints)} checkpoints, as many as are allowed",
-            resolution="remove some, or raise maximum_checkpoints",
+            resolution=f"remove some (dsec sandbox checkpoints --id {sandbox.sandbox_id} --remove CHECKPOINT), "
+            "or raise maximum_checkpoints",
         )
     check_room(core)
 

@@ -64,6 +64,9 @@ class AsyncSandbox:
         self.files = AsyncFiles(service, sandbox_id)
         self.processes = AsyncProcesses(service, sandbox_id)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.sandbox_id!r})"
+
     @classmethod
     async def create(
         cls,

@@ -67,6 +67,9 @@ class Sandbox:
         self.files = Files(service, sandbox_id)
         self.processes = Processes(service, sandbox_id)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.sandbox_id!r})"
+
     @classmethod
     def create(
         cls,
