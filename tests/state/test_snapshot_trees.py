@@ -13,7 +13,10 @@ import pytest
 
 from dsec.base.errors import HostDiskFullError, LimitExceededError, StateCorruptedError, UnsupportedFileError
 from dsec.base.units import MIB
+from dsec.images.listing import read_xattrs, walk
 from dsec.linux import mounts
+from dsec.linux.inodes import attribute_names
+from dsec.state import btrfs_inodes, btrfs_touched
 from dsec.state.btrfs import BtrfsWritableLayers
 from dsec.state.btrfs_touched import BtrfsTree
 from dsec.state.diff import difference
@@ -235,6 +238,44 @@ async def test_a_device_is_refused(subject: Subject) -> None:
     os.mknod(subject.upper / "disk", stat.S_IFBLK | 0o600, os.makedev(8, 0))
     with pytest.raises(UnsupportedFileError, match="disk"):
         await subject.save(subject.freeze())
+
+
+async def test_more_attributes_than_the_kernel_lists_are_refused_by_whoever_reads_them(subject: Subject) -> None:
+    file = subject.upper / "file"
+    file.touch()
+    for number in range(1000):
+        os.setxattr(file, f"user.{number:0100}", b"")
+    with pytest.raises(LimitExceededError, match="file"):
+        await subject.save(subject.freeze())
+    with tree_fd(subject.upper) as top, pytest.raises(LimitExceededError, match="file"):
+        list(map(read_xattrs, walk(top)))
+    with tree_fd(file) as fd, pytest.raises(LimitExceededError):
+        attribute_names(fd)
+
+
+@contextmanager
+def tree_fd(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+async def test_a_hint_with_more_paths_than_is_worth_it_is_none(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = subject.freeze()
+    for number in range(50):
+        (subject.upper / f"{number:0100}").touch()
+    after = subject.freeze()
+    with subject.layers.open_frozen(after) as tree, subject.layers.open_frozen(before) as base:
+        assert isinstance(tree, BtrfsTree)
+        assert tree.touched_since(base) is not None
+        for module in (btrfs_inodes, btrfs_touched):
+            monkeypatch.setattr(module, "MAXIMUM_HINT_BYTES", 1000)
+        assert tree.touched_since(base) is None
+        assert len(difference(tree, base).entries) >= 50
 
 
 async def test_a_chunk_shorter_than_its_manifest_says_is_refused(subject: Subject) -> None:

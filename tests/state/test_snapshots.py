@@ -360,3 +360,23 @@ async def test_a_long_description_makes_no_delta_so_that_a_chain_stays_small(
     many = {"b" * 200 + str(number): b"" for number in range(40)}
     assert (await subject.save(many)).depth == 0
     assert await subject.restore(subject.saved[-1].snapshot_id) == many
+
+
+class _EnoughError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("base", [None, {"a": noise(1, 4 << 20)}])
+async def test_a_comparison_ends_when_nobody_waits_for_it(base: Files | None) -> None:
+    """Also in the middle of a file: shared extents cost a guest nothing, and whoever reads them everything."""
+    calls = 0
+
+    def check() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise _EnoughError
+
+    tree = tree_of({"a": noise(2, 4 << 20), "b": b""})
+    with pytest.raises(_EnoughError):
+        diff.difference(tree, None if base is None else tree_of(base), check=check)

@@ -186,6 +186,15 @@ async def test_attributes_and_flags_of_the_root_directory_are_seen(node: Node) -
     await gone_after_a_rollback(node, before)
 
 
+async def test_more_attributes_of_the_root_directory_than_can_be_listed_are_seen(node: Node) -> None:
+    before = await clean_then(node)
+    upper = node._core.parts.layers.get(inside(node).record.layer).upper  # type: ignore[union-attr]
+    for number in range(1000):
+        os.setxattr(upper, f"user.{number:0100}", b"")
+    assert "more attributes than can be listed" in "; ".join((await node.state.fingerprint(BOX)).differences)
+    await gone_after_a_rollback(node, before)
+
+
 async def test_attributes_of_a_file_bring_it_into_the_writable_layer(node: Node) -> None:
     before = await clean_then(node)
     os.setxattr(f"/proc/{init_of(node)}/root/bin/sh", "user.left", b"x")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsec.base.errors import InvalidRequestError
+from dsec.linux.inodes import attribute_names
 
 LISTING_HEADER = b"dsec layer listing 1\n"
 
@@ -136,7 +137,7 @@ def _file_digest(node: Node) -> bytes:
 def read_xattrs(node: Node) -> dict[bytes, bytes]:
     """Return the extended attributes of a node, but for those that hosts add of themselves."""
     path = b"/proc/self/fd/%d/%s" % (node.parent_fd, node.name)
-    names = (os.fsencode(name) for name in os.listxattr(path, follow_symlinks=False))
+    names = map(os.fsencode, attribute_names(path))
     kept = (name for name in names if not name.startswith(_HOST_XATTRS))
     return {name: os.getxattr(path, name, follow_symlinks=False) for name in kept}
 

@@ -1,13 +1,15 @@
-"""What inodes carry beside their mode: attribute flags (ioctl_iflags(2)), shared extents (ioctl_ficlone(2)) and holes
-(fallocate(2))."""
+"""What inodes carry beside their mode: attribute flags (ioctl_iflags(2)), names of extended attributes, shared extents
+(ioctl_ficlone(2)) and holes (fallocate(2))."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import fcntl
+import os
 import struct
 
+from dsec.base.errors import LimitExceededError
 from dsec.linux.syscalls import libc_call
 
 _GETFLAGS = 0x80086601
@@ -20,6 +22,23 @@ IMMUTABLE = 0x10
 NOCOW = 0x00800000
 
 _UNSUPPORTED = (errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.EXDEV, errno.ENOSYS)
+
+
+def attribute_names(file: int | bytes) -> list[str]:
+    """Return the names of the extended attributes of an open file, or of what a path names: a link itself, too.
+
+    Raises:
+        LimitExceededError: there are more than the kernel lists (64 KiB of names, listxattr(2)). A guest can set them.
+    """
+    try:
+        return os.listxattr(file) if isinstance(file, int) else os.listxattr(file, follow_symlinks=False)
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        name = "the directory" if isinstance(file, int) else repr(file.rpartition(b"/")[2])
+        raise LimitExceededError(
+            f"{name} has more extended attributes than can be listed", resolution="remove some of them"
+        ) from error
 
 
 def flags(fd: int) -> int:

@@ -40,6 +40,8 @@ from dsec.state.trees import FrozenTree, Range, Touched
 
 _UPPER = b"upper"
 _MAXIMUM_ITEMS = 500_000
+MAXIMUM_HINT_BYTES = 64 << 20
+"""Bytes of paths in a hint: a guest can touch many files far down."""
 _MAXIMUM_BRANCHES = 8
 """Subvolumes between two checkpoints that are looked up: each branch of a checkpoint is two."""
 _KINDS = frozenset({INODE_ITEM, INODE_REF, INODE_EXTREF, EXTENT_DATA})
@@ -77,6 +79,7 @@ class _Subvolume:
         self._search = Search(fd, buffer_bytes=_OBJECT_BYTES)
         self._directories: dict[int, bytes] = {}
         self._count = 0
+        self._path_bytes = 0
 
     def changed(self, since: int) -> dict[int, _Object]:
         """Return the inodes that were changed in a transaction or later, without contents."""
@@ -103,6 +106,9 @@ class _Subvolume:
         if directory not in self._directories:
             self._directories[directory] = path_of(self._fd, directory)
         path = self._directories[directory] + b"/" + name if self._directories[directory] else name
+        self._path_bytes += len(path)
+        if self._path_bytes > MAXIMUM_HINT_BYTES:
+            raise _TooMuchError
         if path == _UPPER:
             return b""
         return path[len(_UPPER) + 1 :] if path.startswith(_UPPER + b"/") else None

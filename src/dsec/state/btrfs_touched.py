@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from dsec.linux import btrfs, btrfs_stream
 from dsec.linux.btrfs_search import subvolume_info
 from dsec.linux.btrfs_stream import Attribute, Command, Item, StreamError, read_items
-from dsec.state.btrfs_inodes import touched_in_trees
+from dsec.state.btrfs_inodes import MAXIMUM_HINT_BYTES, touched_in_trees
 from dsec.state.disk_tree import DiskTree
 from dsec.state.trees import FrozenTree, Range, Touched
 
@@ -138,8 +138,12 @@ class _Names:
 
     def _final(self) -> Iterator[tuple[bytes, _Inode]]:
         stack = [(b"", self._top)]
+        path_bytes = 0
         while stack:
             path, inode = stack.pop()
+            path_bytes += len(path) * (1 + len(inode.names))
+            if path_bytes > MAXIMUM_HINT_BYTES:
+                raise StreamError("it tells of more than is worth following")
             below = _in_upper(path)
             if below is not None:
                 yield below, inode
@@ -243,8 +247,9 @@ def touched_between(old_id: int, new_fd: int) -> Touched | None:
                     return None
                 if item.command not in (Command.SUBVOL, Command.SNAPSHOT):
                     names.follow(item)
+            touched = names.touched()
     except StreamError:
         return None
     finally:
         thread.join()
-    return None if failures else names.touched()
+    return None if failures else touched

@@ -13,7 +13,7 @@ it. When a group's names differ from those that its first name belonged to in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dsec.base.errors import LimitExceededError, UnsupportedFileError
@@ -85,8 +85,13 @@ class _UnsureError(Exception):
     """The hint does not tell enough."""
 
 
-def difference(tree: FrozenTree, base: FrozenTree | None) -> Difference:
+def difference(tree: FrozenTree, base: FrozenTree | None, *, check: Callable[[], None] = lambda: None) -> Difference:
     """Compare a tree with an older one; None: with an empty one. Blocks for as long as that takes.
+
+    Args:
+        tree, base: what to compare.
+        check: called at each entry and now and then in contents; what it raises ends the comparison. A guest can share
+            extents until reading its files takes days.
 
     Raises:
         LimitExceededError: the tree has more, or longer, names than a snapshot may hold.
@@ -95,10 +100,10 @@ def difference(tree: FrozenTree, base: FrozenTree | None) -> Difference:
     touched = None if base is None else tree.touched_since(base)
     if touched is not None:
         try:
-            return _Comparison(tree, base, touched).of_touched(touched)
+            return _Comparison(tree, base, touched, check).of_touched(touched)
         except _UnsureError:
             pass
-    return _Comparison(tree, base, None).of_all()
+    return _Comparison(tree, base, None, check).of_all()
 
 
 @dataclass(slots=True)
@@ -106,6 +111,7 @@ class _Comparison:
     tree: FrozenTree
     base: FrozenTree | None
     touched: Touched | None
+    check: Callable[[], None]
     entries: dict[bytes, Entry | Content] = field(default_factory=dict)
     removed: list[bytes] = field(default_factory=list)
     groups: dict[int, list[bytes]] = field(default_factory=dict)
@@ -113,6 +119,7 @@ class _Comparison:
     seen: set[bytes] = field(default_factory=set)
     added_entries: int = 0
     added_bytes: int = 0
+    seen_bytes: int = 0
     described_bytes: int = 0
 
     def of_all(self) -> Difference:
@@ -173,6 +180,7 @@ class _Comparison:
             if new is None or new.kind != "d":
                 continue
             names = self.tree.names(path)
+            self._bound(len(path) * len(names), path)
             stack.extend(_join(path, name) for name in names)
             if old is not None and old.kind == "d" and self.base is not None:
                 for name in set(self.base.names(path)).difference(names):
@@ -180,7 +188,10 @@ class _Comparison:
 
     def _compare(self, path: bytes) -> tuple[Found | None, Found | None]:
         """Compare one path of both trees."""
+        self.check()
         self.seen.add(path)
+        self.seen_bytes += len(path)
+        self._bound(0, path)
         new, old = self.tree.look(path), self._old(path)
         if new is None:
             if old is not None:
@@ -198,14 +209,18 @@ class _Comparison:
         return new, old
 
     def _describe(self, path: bytes, entry: Entry | Content) -> None:
-        """Note an entry to write. A guest may give a small file long names and megabytes of attributes: more than a
-        manifest holds is refused while it is gathered, before it fills the node's memory."""
+        """Note an entry to write."""
         self.entries[path] = entry
         self.described_bytes += len(path) + _described_bytes(entry)
-        if self.described_bytes > MAXIMUM_MANIFEST_BYTES:
+        self._bound(0, path)
+
+    def _bound(self, more: int, path: bytes) -> None:
+        """A guest may give a small file long names and megabytes of attributes: more than a manifest holds is refused
+        while it is gathered, before it fills the node's memory."""
+        if max(self.seen_bytes + more, self.described_bytes) > MAXIMUM_MANIFEST_BYTES:
             raise LimitExceededError(
                 f"names and attributes of the sandbox's files have more than {MAXIMUM_MANIFEST_BYTES} bytes",
-                detail=f"{len(self.entries)} files, the last of which is {path[:200]!r}",
+                detail=f"{len(self.seen)} files were seen, the last one near {path[:200]!r}",
                 resolution="remove files with long paths, many extended attributes or many holes",
             )
 
@@ -339,7 +354,7 @@ class _Comparison:
         with self.tree.open(path) as file, self.base.open(origin) as old_file:
             if candidates is None:
                 candidates = _merged([*file.data_ranges(), *old_file.data_ranges()], new.size)
-            return tuple(_differing(file, old_file, candidates))
+            return tuple(_differing(file, old_file, candidates, self.check))
 
     def _origin(self, path: bytes, new: Found, here: Found | None) -> tuple[bytes, Found | None]:
         """Return the file of the older tree whose content to compare with: the same inode, if it is known, or else what
@@ -430,11 +445,12 @@ def _merged(ranges: Sequence[Range], size: int) -> tuple[Range, ...]:
     return tuple(merged)
 
 
-def _differing(new: FileReader, old: FileReader, ranges: Iterable[Range]) -> Iterator[Range]:
+def _differing(new: FileReader, old: FileReader, ranges: Iterable[Range], check: Callable[[], None]) -> Iterator[Range]:
     """Yield the blocks in which two files differ, neighbours as one; behind its end a file is zeros."""
     start = end = -1
     for each in ranges:
         for at in range(each.start, each.end, _STEP_BYTES):
+            check()
             length = min(_STEP_BYTES, each.end - at)
             for first, last in _differing_blocks(new.read(at, length), old.read(at, length)):
                 if at + first != end:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from dsec.base.errors import StateCorruptedError
 from dsec.base.units import MIB
+from dsec.linux.inodes import attribute_names
 from dsec.state.beneath import OpenDirectory, open_beneath
 from dsec.state.manifest import (
     OVERLAY_ATTRIBUTES,
@@ -106,7 +107,7 @@ class DiskTree:
         directory, name = self._directory.of(path)
         where = b"/proc/self/fd/%d/%s" % (directory, name)
         found: list[tuple[bytes, bytes]] = []
-        for text in os.listxattr(where, follow_symlinks=False):
+        for text in attribute_names(where):
             attribute = os.fsencode(text)
             kept = attribute.removeprefix(_ON_DISK) if attribute.startswith(_ON_DISK) else attribute
             if is_kept(kept) and (kept in OVERLAY_ATTRIBUTES) == (kept != attribute):

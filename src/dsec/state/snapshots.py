@@ -15,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
+import anyio
+import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
@@ -135,9 +138,9 @@ class SnapshotStore:
         """
         began_s = self._clock.boot_s()
         on = await self._parent(parent) if parent is not None and base is not None else None
-        found = await anyio.to_thread.run_sync(difference, tree, base if on is not None else None)
+        found = await _difference(tree, base if on is not None else None)
         if on is not None and (on.extents > MAXIMUM_EXTENTS // 2 or _is_too_much_for_a_delta(found)):
-            on, found = None, await anyio.to_thread.run_sync(difference, tree, None)
+            on, found = None, await _difference(tree, None)
         manifest, stored = await self._store_contents(tree, header, exported, found, on)
         data = await anyio.to_thread.run_sync(encode_manifest, manifest)
         name = manifest_name(data)
@@ -396,6 +399,11 @@ class _Parent:
     info: SnapshotInfo
     chain: tuple[str, ...]
     extents: int
+
+
+async def _difference(tree: FrozenTree, base: FrozenTree | None) -> Difference:
+    """Compare in a thread, until the caller is cancelled."""
+    return await anyio.to_thread.run_sync(partial(difference, tree, base, check=anyio.from_thread.check_cancelled))
 
 
 def _is_too_much_for_a_delta(found: Difference) -> bool:

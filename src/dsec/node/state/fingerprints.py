@@ -26,8 +26,8 @@ import anyio.to_thread
 import blake3
 import structlog
 
-from dsec.base.errors import DsecError, NotFoundError, RuntimeFailedError, StateMismatchError
-from dsec.linux.inodes import flags
+from dsec.base.errors import DsecError, LimitExceededError, NotFoundError, RuntimeFailedError, StateMismatchError
+from dsec.linux.inodes import attribute_names, flags
 from dsec.linux.walk import walk
 from dsec.model.state import FingerprintReport
 from dsec.node.core import SEED_FILE, Core
@@ -213,7 +213,11 @@ async def _written(core: Core, record: SandboxRecord) -> tuple[str, ...]:
 
 
 def _entries(top: int, first_host_id: int) -> list[str]:
-    found = [_entry_fact("/", os.fstat(top), first_host_id), *(f"/ has {name}" for name in os.listxattr(top))]
+    found = [_entry_fact("/", os.fstat(top), first_host_id)]
+    try:
+        found += [f"/ has {name}" for name in attribute_names(top)]
+    except LimitExceededError:
+        found.append("/ has more attributes than can be listed")  # No clean one has.
     found.append(f"/ has flags {flags(top):x}")
     for path, status in walk(top, limit=_MOST_WRITTEN):
         found.append(_entry_fact(f"/{os.fsdecode(path)}", status, first_host_id))
