@@ -1,0 +1,207 @@
+"""Put an answer together from the events of a stream, or from one document. Pure, and bounded.
+
+What a stream says is not believed: a chunk that is no chunk breaks the answer off as the service's failure
+(`BackendFailedError`), and an answer that grows beyond its limit is cut there and called so.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from dsec.base.errors import BackendFailedError
+from dsec.base.units import MIB
+from dsec.episode.content import recordable
+from dsec.episode.identity import ModelIdentity
+from dsec.episode.operations import TokenUsage
+from dsec.worker.chat.port import ChatAnswer, WrittenCall
+
+MAXIMUM_ANSWER_BYTES = 1 * MIB
+"""Of words and calls; no model writes as much in one answer that is of use."""
+MAXIMUM_EVENT_BYTES = 2 * MIB
+MAXIMUM_CALLS = 256
+_BLANK = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    function: _Function | None = None
+
+
+class _Said(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Said | None = None
+    message: _Said | None = None
+    finish_reason: str | None = None
+
+
+class _InputDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+
+
+class _Chunk(msgspec.Struct):
+    model: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Chunk)
+
+
+class AnswerAssembly:
+    """One answer in the making.
+
+    Args:
+        maximum_bytes: of words and calls.
+
+    Attributes:
+        is_over: nothing more need be read.
+    """
+
+    def __init__(self, maximum_bytes: int = MAXIMUM_ANSWER_BYTES) -> None:
+        self._maximum = maximum_bytes
+        self._rest = bytearray()
+        self._text: list[str] = []
+        self._calls: dict[int, tuple[list[str], list[str]]] = {}
+        self._length = 0
+        self._finish = ""
+        self._cut = ""
+        self._model = ""
+        self._usage = _Usage()
+        self.is_over = False
+
+    def feed(self, data: bytes) -> None:
+        """Take in a piece of a stream of server-sent events.
+
+        Raises:
+            BackendFailedError: it is none.
+        """
+        searched = max(0, len(self._rest) - 3)
+        self._rest += data
+        if _BLANK.search(self._rest, searched):  # Otherwise a long event would be looked through again and again.
+            *events, rest = _BLANK.split(bytes(self._rest))
+            self._rest = bytearray(rest)
+            for event in events:
+                if self.is_over:
+                    return
+                self._event(event)
+        if len(self._rest) > MAXIMUM_EVENT_BYTES:
+            raise _broken(f"an event is longer than {MAXIMUM_EVENT_BYTES} bytes")
+
+    def feed_document(self, data: bytes) -> None:
+        """Take in an answer that came in one piece.
+
+        Raises:
+            BackendFailedError: it is none.
+        """
+        self._chunk(data)
+        self.is_over = True
+
+    def stop(self, reason: str) -> None:
+        """Read no further: the answer is cut here."""
+        self._cut = self._cut or reason
+        self.is_over = True
+
+    def answer(self, *, asked_for: str, calls: int) -> ChatAnswer:
+        """Return what there is.
+
+        Args:
+            asked_for: the model's name.
+            calls: how often the service was asked.
+
+        Raises:
+            BackendFailedError: it broke off before it said that it is whole.
+        """
+        if not self._finish and not self._cut:
+            raise _broken("it broke off in the middle")
+        if self._finish == "length":
+            self._cut = self._cut or "it reached the limit of an answer's length"
+        usage = self._usage
+        inside = usage.prompt_tokens_details or _InputDetails()
+        outside = usage.completion_tokens_details or _OutputDetails()
+        return ChatAnswer(
+            text=recordable("".join(self._text)),
+            calls=tuple(
+                WrittenCall(name=recordable("".join(name)), arguments=recordable("".join(arguments)))
+                for _, (name, arguments) in sorted(self._calls.items())
+            ),
+            cut=self._cut,
+            model=ModelIdentity(name=asked_for, version=recordable(self._model)[:200]),
+            usage=TokenUsage(
+                input_tokens=max(0, usage.prompt_tokens or 0),
+                cached_tokens=max(0, inside.cached_tokens or 0),
+                output_tokens=max(0, usage.completion_tokens or 0),
+                thinking_tokens=max(0, outside.reasoning_tokens or 0),
+                calls=calls,
+            ),
+        )
+
+    def _event(self, event: bytes) -> None:
+        lines = [line for line in event.splitlines() if line and not line.startswith(b":")]
+        data = b"\n".join(line[5:].strip() for line in lines if line.startswith(b"data:"))
+        if lines and not data and not any(line.startswith((b"event:", b"id:", b"retry:", b"data:")) for line in lines):
+            raise _broken("it is no stream of events")
+        if data == b"[DONE]":
+            self.is_over = True
+        elif data:
+            self._chunk(data)
+
+    def _chunk(self, data: bytes) -> None:
+        try:
+            chunk = _DECODER.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _broken(f"it holds what is no part of an answer: {error}") from error
+        if chunk.error is not None and bytes(chunk.error) != b"null":
+            raise _broken(f"it reports an error: {bytes(chunk.error)[:300].decode(errors='replace')}")
+        self._model = chunk.model or self._model
+        self._usage = chunk.usage or self._usage
+        for choice in (chunk.choices or [])[:1]:
+            said = choice.delta or choice.message
+            if said is not None:
+                self._take(said)
+            self._finish = choice.finish_reason or self._finish
+
+    def _take(self, said: _Said) -> None:
+        if said.content:
+            self._add(self._text, said.content)
+        for place, call in enumerate(said.tool_calls or ()):
+            index = place if call.index is None else call.index
+            if not 0 <= index < MAXIMUM_CALLS:
+                raise _broken(f"it numbers a call {index}")
+            name, arguments = self._calls.setdefault(index, ([], []))
+            if call.function is not None:
+                self._add(name, call.function.name or "")
+                self._add(arguments, call.function.arguments or "")
+
+    def _add(self, texts: list[str], text: str) -> None:
+        self._length += len(text)
+        if self._length > self._maximum:
+            self.stop(f"it was longer than {self._maximum} bytes")
+        elif not self.is_over:
+            texts.append(text)
+
+
+def _broken(what: str) -> BackendFailedError:
+    return BackendFailedError(f"the model's answer cannot be used: {recordable(what)}", resolution="ask it again")

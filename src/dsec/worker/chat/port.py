@@ -1,0 +1,63 @@
+"""The port of chat models: a request of messages and tools, an answer of words and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dsec.episode.identity import ModelIdentity
+from dsec.episode.operations import TokenUsage
+from dsec.model.value import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What is asked.
+
+    Attributes:
+        messages: as chat completions have them.
+        tools: as chat completions have them.
+        seed: for models that take one.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    seed: int | None = None
+
+
+class WrittenCall(Value, frozen=True):
+    """A call as the model wrote it; nothing of it is checked."""
+
+    name: str
+    arguments: str
+
+
+class ChatAnswer(Value, frozen=True):
+    """What was answered.
+
+    Attributes:
+        text: its words, without thinking.
+        calls: its calls.
+        cut: why it is not whole: it ran into a limit of the model's, or one of ours; empty: it is whole.
+        model: what answered.
+        usage: tokens, and how many calls of the service it took.
+    """
+
+    text: str = ""
+    calls: tuple[WrittenCall, ...] = ()
+    cut: str = ""
+    model: ModelIdentity = ModelIdentity()
+    usage: TokenUsage = TokenUsage()
+
+
+class ChatModel(Protocol):
+    """Answers requests."""
+
+    async def answer(self, request: ChatRequest) -> ChatAnswer:
+        """Return an answer, in bounded time and size.
+
+        Raises:
+            BackendFailedError: the service failed, refused or sent what is no answer, also when asked again.
+            BackendTimeoutError: it did not answer in time, also when asked again.
+        """
