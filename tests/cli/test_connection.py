@@ -38,6 +38,14 @@ async def test_a_node_that_dies_is_told_with_the_end_of_its_log(
     assert capsys.readouterr().out == ""
 
 
+async def test_why_an_earlier_node_ended_is_not_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for script, said in (("echo one; exit 3", "one"), ("echo two; exit 3", "two"), ("exit 3", "it wrote no log")):
+        _node_is(monkeypatch, script)
+        with pytest.raises(NodeUnavailableError) as caught:
+            await start_node(Options(), tmp_path)
+        assert caught.value.detail == said
+
+
 async def test_a_node_that_never_answers_is_told_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _node_is(monkeypatch, "exit 0")
     monkeypatch.setattr(background, "START_TIMEOUT_S", 0.1)

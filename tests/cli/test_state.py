@@ -95,6 +95,10 @@ def test_a_session_becomes_an_image_without_its_residue(dsec: Dsec) -> None:
     dry = dsec.ok("sandbox", "pack", "--id", box, "--as", "mine", *rules, "--dry-run")
     assert dry.splitlines() == ["/home/user/answers: answers", "/tmp/y: temporary files"]
     assert dsec.ok("sandbox", "pack", "--id", box, "--as", "mine", *rules).strip() == "mine:latest"
+    words = ("--remove", "answres", "--remove", "answers", "--dry-run")
+    misspelt = dsec("sandbox", "pack", "--id", box, "--as", "other", *words)
+    assert "nothing was left out by --remove answres" in misspelt.stderr
+    assert "--remove answers" not in misspelt.stderr
     other = dsec.create("mine")
     assert dsec.ok("sandbox", "exec", "--id", other, "--", "sh", "-c", "cat /home/user/x /tmp/kept") == "one\nb\n"
     assert dsec("sandbox", "exec", "--id", other, "--", "cat", "/home/user/answers").exit_code != 0

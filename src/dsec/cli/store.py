@@ -39,7 +39,7 @@ def store() -> None:
 @json_option
 @pass_options
 def check(options: Options, url: str | None, quick: bool, as_json: bool) -> None:
-    """Verify every snapshot and every chunk, and name what is bad; the command then exits with 1."""
+    """Verify every snapshot and every chunk, and name what is bad; the command then exits with 70."""
     found = _with_care(options, url, lambda care: care.check(contents=not quick))
     if as_json:
         print_json(found)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -45,18 +46,46 @@ async def start_background_node(argv: Sequence[str], state_dir: Path) -> None:
         InvalidRequestError: the state directory cannot be made.
     """
     _make_state_dir(state_dir)
-    log = state_dir / "node.log"
-    child = _spawn(argv, log)
+    log = _Log.of(state_dir / "node.log")
+    child = _spawn(argv, log.path)
     try:
         with anyio.move_on_after(START_TIMEOUT_S):
             await _wait_answers(child, state_dir, log)
             return
         raise NodeUnavailableError(
-            f"the node in {state_dir} does not answer after {START_TIMEOUT_S:g} s", detail=_tail(log),
+            f"the node in {state_dir} does not answer after {START_TIMEOUT_S:g} s", detail=log.tail(),
             resolution="run `dsec up` in the foreground and look what it waits for",
         )  # fmt: skip
     finally:
         child.returncode = child.returncode if child.poll() is not None else 0  # It outlives us: nobody waits for it.
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """What a node says from now on; why an earlier one ended would mislead.
+
+    Attributes:
+        path: the file, which all nodes of the state directory write to.
+        begin: where this one begins.
+    """
+
+    path: Path
+    begin: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Log:
+        try:
+            return cls(path, path.stat().st_size)
+        except OSError:
+            return cls(path, 0)
+
+    def tail(self) -> str:
+        """Return its last lines."""
+        try:
+            said = self.path.read_bytes()[self.begin :].decode(errors="replace")
+        except OSError:
+            said = ""
+        return "\n".join(said.splitlines()[-_LOG_TAIL_LINES:]) or "it wrote no log"
 
 
 def _make_state_dir(state_dir: Path) -> None:
@@ -84,16 +113,16 @@ def _spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         os.close(descriptor)
 
 
-async def _wait_answers(child: subprocess.Popen[bytes], state_dir: Path, log: Path) -> None:
+async def _wait_answers(child: subprocess.Popen[bytes], state_dir: Path, log: _Log) -> None:
     while not await answers(state_dir / "node.sock"):
         if child.poll() is not None and not is_held(state_dir):
             raise _ended(child.returncode, state_dir, log)
         await anyio.sleep(_POLL_S)
 
 
-def _ended(status: int, state_dir: Path, log: Path) -> PlatformError:
+def _ended(status: int, state_dir: Path, log: _Log) -> PlatformError:
     return NodeUnavailableError(
-        f"the node in {state_dir} ended with status {status}", detail=_tail(log),
+        f"the node in {state_dir} ended with status {status}", detail=log.tail(),
         resolution="`dsec doctor` says what this host lacks; `dsec up` shows the failure in the foreground",
     )  # fmt: skip
 
@@ -108,11 +137,3 @@ def is_held(state_dir: Path) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def _tail(log: Path) -> str:
-    try:
-        lines = log.read_text(encoding="utf8", errors="replace").splitlines()
-    except OSError:
-        return "it wrote no log"
-    return "\n".join(lines[-_LOG_TAIL_LINES:])

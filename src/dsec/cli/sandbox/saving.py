@@ -28,6 +28,9 @@ from dsec.service.port import SandboxService
 if TYPE_CHECKING:
     from rich.tree import Tree
 
+_MOST_NAMED = 1000
+"""A report of a pack names no more of what was left out."""
+
 
 @click.command(name="checkpoint")
 @id_parameters
@@ -189,7 +192,16 @@ def pack(
         print_json(report)
         return
     note(f"{report.files} files, {format_size(report.content_bytes)}; {report.removed_files} left out")
+    for pattern in _idle(remove, report.removed):
+        note(f"nothing was left out by --remove {printable(pattern)}")
     click.echo("".join(f"{printable(line)}\n" for line in report.removed) if dry_run else f"{report.name}\n", nl=False)
+
+
+def _idle(remove: Sequence[str], removed: Sequence[str]) -> list[str]:
+    """Return the patterns by which nothing was left out: one that is misspelt keeps a secret in."""
+    if len(removed) >= _MOST_NAMED:
+        return []
+    return [pattern for pattern in remove if not any(line.endswith(f": {pattern}") for line in removed)]
 
 
 @click.command(name="migrate")
