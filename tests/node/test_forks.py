@@ -131,6 +131,7 @@ async def test_impossible_forks_are_refused_and_leave_nothing() -> None:
             (ForkRequest(count=6), LimitExceededError),
             (ForkRequest(count=2, sandbox_ids=IDS), InvalidRequestError),
             (ForkRequest(count=2, seeds=(1,)), InvalidRequestError),
+            (ForkRequest(count=2, seeds=(1, 1 << 64)), InvalidRequestError),
             (ForkRequest(count=2, sandbox_ids=("sbx-a", "sbx-a")), InvalidRequestError),
             (ForkRequest(checkpoint="none"), SnapshotNotFoundError),
             (ForkRequest(count=4), NodeUnavailableError),

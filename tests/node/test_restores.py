@@ -202,6 +202,18 @@ async def test_what_a_store_says_of_a_sandbox_is_checked_like_a_request() -> Non
         await check_no_leak(host, node)
 
 
+@pytest.mark.parametrize("seed", [-(1 << 63), (1 << 64) - 1])
+async def test_every_seed_that_a_sandbox_may_have_can_be_saved(seed: int) -> None:
+    async with MemoryHost().node() as node:
+        info = await begin(node, SandboxSpec(seed=seed))
+        assert (await node.state.restore(info.snapshot_id)).spec.seed == seed
+        beyond = seed + (1 if seed > 0 else -1)
+        with pytest.raises(InvalidRequestError, match="seed"):
+            await node.state.restore(info.snapshot_id, RestoreRequest(seed=beyond))
+        with pytest.raises(InvalidRequestError, match="seed"):
+            await node.create(SandboxSpec(seed=beyond))
+
+
 async def test_a_full_node_takes_no_more() -> None:
     host = MemoryHost(settings=NodeSettings(runtime="memory", maximum_sandboxes=1))
     async with host.node() as node:

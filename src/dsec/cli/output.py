@@ -6,6 +6,7 @@ Tables go through Rich. On a terminal they fit its width; into a pipe or file th
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _PIPE_WIDTH = 10_000
+_STEERING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def console() -> Console:
@@ -54,14 +56,19 @@ def print_json(value: Any) -> None:
     """Print one value as JSON: values as their fields, enumerations by value, bytes as base64."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    click.echo(_harmless(msgspec.json.format(msgspec.json.encode(value), indent=2)))
 
 
 def print_json_line(value: Any) -> None:
     """Print one value as one line of JSON, at once."""
     import msgspec
 
-    click.echo(msgspec.json.encode(value))
+    click.echo(_harmless(msgspec.json.encode(value)))
+
+
+def _harmless(document: bytes) -> str:
+    """Escape what JSON may hold as it is and a terminal may obey: DEL, C1 controls, changes of direction."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", document.decode())
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -126,7 +126,7 @@ class SandboxSpec(Value, frozen=True):
         network: egress policy.
         lifetime: idle timeout, maximum, and what then.
         metadata: labels for listing and filtering (job, task, ...); at most 64 pairs of 1 KiB.
-        seed: reaches the guest as ``DSEC_SEED`` and ``PYTHONHASHSEED``; None: not set.
+        seed: reaches the guest as ``DSEC_SEED`` and ``PYTHONHASHSEED``; None: not set. It fits in 64 bits.
         on_disk_full: what a full writable layer leads to.
     """
 

@@ -30,6 +30,7 @@ _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
 _LEAST = {"cpu_millis": 10, "memory_bytes": MINIMUM_MEMORY_BYTES, "swap_bytes": 0, "disk_bytes": 64 * KIB, "pids": 4}
 _LEAST["open_files"] = 16
 _MOST = 1 << 60
+_SEEDS = 1 << 64
 
 Reports = dict[Capability, CapabilityReport]
 
@@ -46,6 +47,7 @@ def check_spec(spec: SandboxSpec) -> None:
     _check_resources(spec.resources)
     check_environment(spec.env)
     check_metadata(spec.metadata)
+    check_seed(spec.seed)
     check_lifetime(spec.lifetime)
     if spec.hostname is not None and (len(spec.hostname) > MAX_ID_LENGTH or not _HOSTNAME.fullmatch(spec.hostname)):
         raise InvalidRequestError(
@@ -62,6 +64,12 @@ def _check_resources(resources: Resources) -> None:
         if value is not None and not least <= value <= _MOST:
             shown = format_size(least) if name.endswith("_bytes") else str(least)
             raise InvalidRequestError(f"resources.{name} is {value}; it must be at least {shown}")
+
+
+def check_seed(seed: int | None) -> None:
+    """Refuse what MessagePack, and so a snapshot, cannot hold."""
+    if seed is not None and not -_SEEDS // 2 <= seed < _SEEDS:
+        raise InvalidRequestError(f"seed has {seed.bit_length()} bits; it must fit in 64")
 
 
 def check_metadata(metadata: dict[str, str]) -> None:

@@ -46,7 +46,7 @@ from dsec.node.sandbox import Generation, Sandbox, instance_name
 from dsec.node.state import checkpoints, hooks
 from dsec.node.state.identity import MACHINE_ID_FILE, child_spec, new_machine_id
 from dsec.node.state.saved_layers import frozen_name
-from dsec.node.validation import check_spec, require_capability
+from dsec.node.validation import check_seed, check_spec, require_capability
 from dsec.stores.port import SandboxRecord
 
 _AT_ONCE = 4 * (os.cpu_count() or 1)
@@ -111,6 +111,8 @@ def _check(core: Core, request: ForkRequest) -> None:
             raise InvalidRequestError(f"{name} holds {len(given)} values for {request.count} children")
     if len(set(request.sandbox_ids)) != len(request.sandbox_ids):
         raise InvalidRequestError("sandbox_ids names a child twice")
+    for seed in request.seeds:
+        check_seed(seed)
     for sandbox_id in request.sandbox_ids:
         if core.registry.moved_to(check_sandbox_id(sandbox_id)) is None:  # A child that went on is a child still.
             core.registry.check_own(sandbox_id)
