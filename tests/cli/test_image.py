@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dsec.base.errors import AlreadyExistsError, BuildFailedError
+from dsec.base.errors import AlreadyExistsError, BuildFailedError, InvalidRequestError
 from dsec.cli.main import cli
 from dsec.images.build import BuildRequest
 from dsec.images.staging import remove_tree
@@ -45,6 +45,8 @@ def test_import_prints_nothing_but_data_on_stdout(dsec: Command, tmp_path: Path)
 def test_hooks_are_words_of_a_command(dsec: Command, tmp_path: Path) -> None:
     result = dsec("import", str(tmp_path / "tree"), "--name", "mine", "--export-hook", "dump 'a b'", "--json")
     assert json.loads(result.stdout)["config"]["hooks"]["export_state"] == ["dump", "a b"]
+    refused = dsec("import", str(tmp_path / "tree"), "--name", "mine", "--export-hook", "dump 'a b")
+    assert refused.exit_code == InvalidRequestError.exit_code
 
 
 def test_hooks_stand_above_those_that_an_image_brings(dsec: Command, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_what_failed_is_named_and_is_no_success(dsec: Dsec, monkeypatch: pytest.
     result = dsec("job", "pause", "rl")
     assert result.exit_code == PlatformError.exit_code
     assert "sbx-a: swap_full: no room in swap" in result.stderr
+    assert "--keep-memory" in result.stderr
 
 
 def test_a_job_whose_outcome_was_not_told_is_no_success(dsec: Dsec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ async def test_a_check_that_says_the_same_lets_a_rollback_pass_and_is_not_run_on
 @pytest.mark.parametrize(
     ("rules", "why"),
     [
-        (shell("echo no; exit 3"), "check of the image exit status 3"),
+        (shell("echo no; exit 3"), "check of the image: exit status 3"),
         (shell("sleep 100", timeout_s=0.05), "did not end within"),
         (FingerprintRules(command=("yes",), maximum_bytes=10_000), "wrote more than"),
         (FingerprintRules(command=("no-such-program",)), "cannot start"),
@@ -143,7 +143,7 @@ async def test_a_pool_of_an_image_whose_check_fails_says_so_and_hands_out_nothin
         with anyio.fail_after(5):
             while not (told := [each.text for each in await node.pools.events() if "check of the image" in each.text]):
                 await anyio.wait_all_tasks_blocked()
-        assert told[0].startswith("hook_failed: the check of the image exit status 3")
+        assert told[0].startswith("hook_failed: the check of the image: exit status 3")
         (info,) = await node.pools.list_pools()
         assert info.statistics.ready == 0
         await node.pools.remove_pool(info.pool_id)

@@ -15,7 +15,7 @@ import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.lazy import HELP_OPTIONS
-from dsec.cli.parameters import json_option, pairs_option
+from dsec.cli.parameters import json_option, pairs_option, words
 
 if TYPE_CHECKING:
     from dsec.images.store import LocalImageStore
@@ -76,7 +76,7 @@ def import_(
     from dsec.images.importers.request import ImportRequest
     from dsec.model.image import ImageConfig, StateHooks
 
-    hooks = StateHooks(export_state=tuple(shlex.split(export_hook)), import_state=tuple(shlex.split(import_hook)))
+    hooks = StateHooks(export_state=words(export_hook), import_state=words(import_hook))
     config = ImageConfig(env=dict(env), workdir=workdir, user=user)
     rules = None if fingerprint is None else read_rules(fingerprint)
     with _store(options) as store, _progress() as progress:

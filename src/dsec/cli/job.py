@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dsec.base.errors import NodeUnavailableError, PlatformError
+from dsec.base.errors import CapabilityMissingError, NodeUnavailableError, PlatformError, SwapFullError
 from dsec.base.units import format_size
 from dsec.cli.context import Options, pass_options
 from dsec.cli.output import note, print_json, print_table, printable
@@ -67,6 +67,8 @@ def _change(options: Options, name: str, action: JobAction, as_json: bool, *, ke
         note(f"{format_size(report.released_bytes)} of memory given back")
     for failure in report.failed:
         note(f"{failure.sandbox_id}: {failure.code}: {printable(failure.brief)}")
+    if any(failure.code in (CapabilityMissingError.code, SwapFullError.code) for failure in report.failed):
+        note("--keep-memory only freezes, and needs no room in swap")
     if report.failed:
         click.get_current_context().exit(PlatformError.exit_code)
 

@@ -6,6 +6,7 @@ wherever it is found.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -30,6 +31,18 @@ def duration(text: str) -> float:
 def duration_or_none(text: str) -> float:
     """Return the seconds of a duration; infinity for ``none``, which is no limit."""
     return float("inf") if text == "none" else parse_duration(text)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a command, quoted as in a shell.
+
+    Raises:
+        InvalidRequestError: a quotation does not end.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise InvalidRequestError(f"{text!r} cannot be split into words: {error}") from error
 
 
 def pair(text: str) -> tuple[str, str]:

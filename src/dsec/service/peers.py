@@ -131,5 +131,6 @@ class NoPeers:
     async def find(self, node: str) -> Peer:
         raise InvalidRequestError(
             f"{node[:200]!r} is not a peer of this node: it has none",
+            detail="one that was started in the background for a command has none either, whatever its settings say",
             resolution="name it in this node's setting `peers`, and serve it with `dsec up`, where peers reach it",
         )

@@ -79,7 +79,7 @@ def require_good(said: tuple[str, ...]) -> None:
         return
     what = f"leaves something behind in a fresh sandbox: {left[0]}" if words.startswith(_GOOD) else words
     raise HookFailedError(
-        f"the check of the image {what}",
-        detail="; ".join(said),
+        f"the check of the image: {what}",
+        detail="; ".join(left),
         resolution="correct the command in the image's fingerprint rules, or name what it may leave under `ignored`",
     )
