@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from dsec.base.errors import (
     DsecError,
     InvalidRequestError,
     NotFoundError,
+    ObjectNotFoundError,
     PermissionDeniedError,
     StoreUnavailableError,
     UnauthorizedError,
@@ -136,3 +138,33 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(DsecError, match="file"):
         FolderObjectStore(tmp_path / "file" / "store")
+
+
+def _make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def _make_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("make", [_make_fifo, _make_socket, _make_device, Path.mkdir])
+async def test_what_others_put_into_a_folder_and_is_no_file_is_no_object(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """Opening a FIFO would wait for a writer for ever, and opening the store with one in it all the more."""
+    make(tmp_path / "a")
+    make(tmp_path / ".put-a")
+    store = FolderObjectStore(tmp_path)
+    with pytest.raises(ObjectNotFoundError):
+        await store.get("a", timeout_s=1)
+    with pytest.raises(ObjectNotFoundError):
+        await store.get_range("a", 0, 10, timeout_s=1)
+    assert await store.head("a") is None
+    assert [info async for info in store.list()] == []

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,7 +66,8 @@ class FolderObjectStore:
         return await self._in_thread("put", key, timeout_s, lambda: self._put(path, data, if_absent))
 
     async def get(self, key: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
-        return await self._in_thread("get", key, timeout_s, self._path(key).read_bytes)
+        path = self._path(key)
+        return await self._in_thread("get", key, timeout_s, lambda: _read(path))
 
     async def get_range(self, key: str, start: int, length: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
         check_range(start, length)
@@ -172,8 +174,32 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def _open(path: Path) -> int:
+    """Open an object. Others may write the folder: what is no regular file is no object, and a FIFO, which would keep
+    whoever opens it waiting for a writer, is not waited for.
+
+    Raises:
+        FileNotFoundError: there is no object.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # A socket, or a device without a driver.
+            raise
+        raise FileNotFoundError(errno.ENOENT, "it is no regular file", str(path)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "it is no regular file", str(path))
+    return descriptor
+
+
+def _read(path: Path) -> bytes:
+    with os.fdopen(_open(path), "rb") as file:
+        return file.read()
+
+
 def _read_range(path: Path, start: int, length: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = _open(path)
     try:
         data = os.pread(descriptor, length, start)
         while 0 < len(data) < length:  # One read(2) gives at most 2 GiB, and less when it is interrupted.
@@ -243,7 +269,7 @@ def _remove_leftovers(root: Path) -> None:
 
 def _remove_if_left(path: Path) -> None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = _open(path)
     except FileNotFoundError:
         return
     try:
