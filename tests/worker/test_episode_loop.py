@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+import anyio
 import pytest
 
 from dsec.base.clock import ManualClock
@@ -14,7 +15,7 @@ from dsec.episode.agent_calls import AgentCall, Submit, UnusableCall
 from dsec.episode.content import Content
 from dsec.episode.durability import EVERY_ROUND, Durability, every_n_rounds
 from dsec.episode.log_content import Completeness, LogContent
-from dsec.episode.log_events import EpisodeEnded, Verdict
+from dsec.episode.log_events import EpisodeEnded, OperationFinished, Verdict
 from dsec.episode.operations import Effect, Operation, RoundRecord
 from dsec.episode.tools import CommandOutput, Run, ToolFailed, ToolResult
 from dsec.stores.episode_log_group import DurableLog, GroupCommit
@@ -26,6 +27,7 @@ from dsec.testing.faults import Killed
 from dsec.testing.simulated_disk import SimulatedDisk
 from dsec.worker.episodes.loop import TOO_MANY_ROUNDS, UNUSABLE_ANSWERS, EpisodeLoop, LoopLimits, Waiting, settle
 from dsec.worker.episodes.ports import Declared, Finished, Proposal, Turn
+from dsec.worker.episodes.results import bounded_result
 
 pytestmark = pytest.mark.anyio
 ROUNDS = 4
@@ -388,3 +390,157 @@ async def test_a_failed_result_of_a_submission_does_not_end_the_episode() -> Non
     )
     assert isinstance(outcome, EpisodeEnded)
     assert outcome.error_code == TOO_MANY_ROUNDS
+
+
+# -- what a second life finds ------------------------------------------------------------------------------------------
+
+
+class Lives:
+    """Loops that follow each other over one log in memory."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.disk, self.clock = world, SimulatedDisk(), ManualClock()
+
+    async def live(
+        self, say: Callable[[Turn], Proposal | Finished], run: Callable[[Operation], ToolResult]
+    ) -> EpisodeEnded | Waiting:
+        """One life; its hands do what `run` does."""
+        hands = WorldHands(self.world)
+
+        async def do(operation: Operation) -> ToolResult:
+            return run(operation)
+
+        hands.run = do  # type: ignore[method-assign]
+        place = LogPlace(directory=DIRECTORY, disk=self.disk, clock=self.clock)
+        async with GroupCommit(threads=1) as group:
+            rounds: Sequence[RoundRecord] = ()
+            try:
+                log, content = await group.open(place)
+                rounds = content.rounds
+            except NotFoundError:
+                log = await group.create(place, identity(workspace=START))
+            loop = EpisodeLoop(
+                log,
+                policy=Told(say),
+                hands=hands,
+                workspace=WorldWorkspace(self.world),
+                declare=declare,
+                rounds=rounds,
+            )
+            return await loop.run()
+
+
+def asks_for(*effects: str) -> Callable[[Turn], Proposal | Finished]:
+    """Return a policy of one round, with a call of each effect."""
+
+    def say(turn: Turn) -> Proposal | Finished:
+        return Finished() if turn.number > 1 else Proposal(calls=tuple(Run(script=effect) for effect in effects))
+
+    return say
+
+
+async def test_a_recorded_result_is_returned_and_what_had_none_is_sent_again_with_the_next_attempt() -> None:
+    lives, ran = Lives(World()), list[str]()
+
+    def run(operation: Operation) -> ToolResult:
+        ran.append(operation.operation_id[-2:])
+        if len(ran) == 2:
+            raise PlatformError("the line is cut")
+        return result(operation.operation_id)
+
+    with pytest.raises(PlatformError, match="the line is cut"):
+        await lives.live(asks_for("once", "deduplicated"), run)
+    assert isinstance(await lives.live(asks_for("once", "deduplicated"), run), EpisodeEnded)
+    assert ran == ["c0", "c1", "c1"], "the first has a result, and nobody has to be asked about it"
+    content = read_episode_log(DIRECTORY, disk=lives.disk)
+    assert content.rounds[0].attempts == (1, 2)
+    noted = [event.attempt for event in content.events if isinstance(event, OperationFinished)]
+    assert noted == [1, 2]
+
+
+async def test_an_operation_that_must_not_run_twice_waits_and_nothing_is_run_until_somebody_settles_it() -> None:
+    lives, ran = Lives(World()), list[str]()
+
+    def run(operation: Operation) -> ToolResult:
+        ran.append(operation.operation_id)
+        raise PlatformError("the line is cut")
+
+    with pytest.raises(PlatformError):
+        await lives.live(asks_for("once"), run)
+    for _ in range(2):
+        waiting = await lives.live(asks_for("once"), run)
+        assert isinstance(waiting, Waiting)
+        assert [one.operation_id for one in waiting.operations] == ran
+    place = LogPlace(directory=DIRECTORY, disk=lives.disk, clock=lives.clock)
+    async with GroupCommit(threads=1) as group:
+        log, _ = await group.open(place)
+        with pytest.raises(InvalidStateError, match="a result goes with having happened"):
+            await settle(log, ran[0], Verdict.HAPPENED)
+        await settle(log, ran[0], Verdict.HAPPENED, result=result("paid"), by="a person")
+    assert isinstance(await lives.live(asks_for("once"), run), EpisodeEnded)
+    assert len(ran) == 1
+    assert read_episode_log(DIRECTORY, disk=lives.disk).rounds[0].results == (result("paid"),)
+
+
+async def test_versions_that_a_death_left_are_forgotten_when_the_next_life_begins() -> None:
+    world = World()
+    world.checkpoints["a version that no record names"] = ()
+    await Lives(world).live(asks_for(), lambda operation: result("x"))
+    assert list(world.checkpoints) == [START]
+
+
+async def test_a_version_is_kept_until_a_later_one_is_saved() -> None:
+    world, kept = World(), list[int]()
+
+    def say(turn: Turn) -> Proposal | Finished:
+        kept.append(len(world.checkpoints))
+        return Finished() if turn.number > 6 else Proposal(calls=(Run(script="workspace"),))
+
+    place = LogPlace(directory=DIRECTORY, disk=SimulatedDisk(), clock=ManualClock())
+    async with GroupCommit(threads=1) as group:
+        log = await group.create(place, identity(workspace=START), every_n_rounds(3))
+        loop = EpisodeLoop(
+            log, policy=Told(say), hands=WorldHands(world), workspace=WorldWorkspace(world), declare=declare
+        )
+        await loop.run()
+    assert kept == [1, 2, 3, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize(("effect", "together"), [(Effect.NONE, 3), (Effect.DEDUPLICATED, 1)])
+async def test_calls_that_are_declared_so_run_side_by_side_unless_they_are_announced(
+    effect: Effect, together: int
+) -> None:
+    world, running, most = World(), 0, 0
+
+    async def run(operation: Operation) -> ToolResult:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await anyio.wait_all_tasks_blocked()
+        running -= 1
+        return result(operation.operation_id)
+
+    hands = WorldHands(world)
+    hands.run = run  # type: ignore[method-assign]
+    place = LogPlace(directory=DIRECTORY, disk=SimulatedDisk(), clock=ManualClock())
+    async with GroupCommit(threads=1) as group:
+        log = await group.create(place, identity(workspace=START))
+        loop = EpisodeLoop(
+            log,
+            policy=Told(asks_for("none", "none", "none")),
+            hands=hands,
+            workspace=WorldWorkspace(world),
+            declare=lambda call: Declared(effect=effect, parallel=True),
+        )
+        await loop.run()
+    assert most == together
+    names = [operation.operation_id for operation in loop.rounds[0].decision.operations]
+    assert list(loop.rounds[0].results) == [result(name) for name in names]
+
+
+def test_a_cut_through_a_character_leaves_a_text() -> None:
+    cut = bounded_result(CommandOutput(exit_code=0, stdout=Content(text="é" * 1000)), 102)
+    assert isinstance(cut, CommandOutput)
+    assert cut.stdout.text.startswith("é" * 25)
+    assert "1898 bytes left out" in cut.stdout.text
+    assert not cut.stdout.raw
