@@ -87,6 +87,17 @@ def test_a_state_is_kept_listed_restored_and_forgotten(dsec: Dsec) -> None:
     assert dsec("snapshot", "restore", kept).exit_code == SnapshotNotFoundError.exit_code
 
 
+def test_of_snapshots_with_one_name_the_newest_is_forgotten_and_named(dsec: Dsec) -> None:
+    box = dsec.create()
+    old, new = (dsec.ok("sandbox", "snapshot", box, "--name", "step-1").strip() for _ in range(2))
+    first = dsec("snapshot", "rm", "step-1")
+    assert first.stdout.strip() == new
+    assert "2 snapshots bear the name step-1" in first.stderr
+    second = dsec("snapshot", "rm", "step-1")
+    assert (second.stdout.strip(), second.stderr) == (old, "")
+    assert dsec("snapshot", "rm", "step-1").exit_code == SnapshotNotFoundError.exit_code
+
+
 def test_a_session_becomes_an_image_without_its_residue(dsec: Dsec) -> None:
     box = dsec.create("--id", "sbx-12345")
     dsec.ok("sandbox", "exec", "--id", box, "--", "sh", "-c", "echo one > /home/user/x; echo no > /tmp/y")

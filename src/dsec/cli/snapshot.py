@@ -6,7 +6,7 @@ import click
 
 from dsec.base.units import format_size
 from dsec.cli.context import Options, pass_options
-from dsec.cli.output import age, print_json, print_table, printable
+from dsec.cli.output import age, note, print_json, print_table, printable
 from dsec.cli.parameters import duration, json_option, pairs_option
 from dsec.model.state import RestoreRequest
 from dsec.sdk.state import state_of
@@ -77,10 +77,22 @@ def restore(
 @click.argument("names", metavar="SNAPSHOT...", nargs=-1, required=True)
 @pass_options
 def rm(options: Options, names: tuple[str, ...]) -> None:
-    """Forget snapshots; those made upon them stay readable."""
+    """Forget snapshots and print their ids, of several with one name the newest; those made upon them stay readable."""
 
     async def act(service: SandboxService) -> None:
         for name in names:
-            await state_of(service).remove_snapshot(name)
+            snapshot_id = await _newest(service, name)
+            await state_of(service).remove_snapshot(snapshot_id)
+            click.echo(snapshot_id)
 
     options.run(act)
+
+
+async def _newest(service: SandboxService, name: str) -> str:
+    """Return the id that a name stands for, and say how many others bear it; anything else is the node's to judge."""
+    if name.startswith("snp-"):
+        return name
+    bearing = [info.snapshot_id for info in await state_of(service).list_snapshots() if info.name == name]
+    if len(bearing) > 1:
+        note(f"{len(bearing)} snapshots bear the name {printable(name)}; the newest goes")
+    return bearing[-1] if bearing else name
