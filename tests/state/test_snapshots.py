@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from blake3 import blake3
 
 from dsec.base.clock import ManualClock
 from dsec.base.errors import (
@@ -293,6 +295,21 @@ async def test_a_damaged_root_is_named_and_does_not_hide_the_others(subject: Sub
     assert len(await subject.snapshots.list_all()) == 3
     with pytest.raises(StateCorruptedError, match=key):
         await subject.snapshots.reachable()
+
+
+@pytest.mark.parametrize("field", ["files", "content_bytes", "stored_bytes", "depth", "exported_bytes", "extents"])
+async def test_a_root_with_numbers_that_cannot_be_shown_does_not_hide_the_others(subject: Subject, field: str) -> None:
+    good = await subject.save({"a": b"1"})
+    forged = await subject.save({"a": b"2"})
+    _, _, document = (await subject.store.inner.get(f"snapshots/{forged.snapshot_id}")).partition(b"\n")
+    root = json.loads(document)
+    (root if field == "extents" else root["info"])[field] = 1 << 70
+    document = json.dumps(root).encode()
+    data = blake3(document).hexdigest().encode() + b"\n" + document
+    await subject.store.inner.put(f"snapshots/{forged.snapshot_id}", data)
+    assert await subject.snapshots.list_all() == [good]
+    with pytest.raises(StateCorruptedError, match="does not verify"):
+        await subject.snapshots.find(forged.snapshot_id)
 
 
 async def test_a_missing_chunk_is_named_and_nothing_is_finished(subject: Subject) -> None:

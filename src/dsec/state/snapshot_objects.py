@@ -24,6 +24,7 @@ _MAXIMUM_MANIFEST_OBJECT_BYTES = 144 << 20
 _ID = re.compile(r"snp-[0-9a-f]{32}")
 _NAME = re.compile(r"[0-9a-f]{64}")
 _AT_ONCE = 8
+_MOST = 1 << 60
 _ATTEMPTS = 3
 _BRING_BACK = "bring the object back from a copy of the store, or restore another snapshot"
 
@@ -75,9 +76,19 @@ def decode_root(data: bytes, snapshot: str) -> Root:
     names_fit = 0 < len(root.chain) <= MAXIMUM_CHAIN and all(map(_NAME.fullmatch, root.chain))
     if root.version != 1 or not names_fit or root.info.snapshot_id != snapshot:
         raise _damaged(ROOTS + snapshot, "its chain or its id is none")
+    if not _numbers_fit(root):
+        raise _damaged(ROOTS + snapshot, "it counts what no snapshot has")
     if snapshot_id(bytes.fromhex(root.chain[-1])) != snapshot:
         raise _damaged(ROOTS + snapshot, "its chain ends in another snapshot's manifest")
     return root
+
+
+def _numbers_fit(root: Root) -> bool:
+    """Whether a list of snapshots can be shown with this one in it: JSON that is read may hold longer numbers than can
+    be written."""
+    info = root.info
+    counted = (info.depth, info.files, info.content_bytes, info.stored_bytes, info.exported_bytes or 0, root.extents)
+    return all(abs(number) < _MOST for number in (*counted, info.created_at_s, info.duration_s))
 
 
 async def put_seen(store: ObjectStore, key: str, data: bytes) -> None:
