@@ -340,6 +340,29 @@ async def test_old_results_give_way_and_the_calls_stay() -> None:
     assert sum(message["role"] == "assistant" for message in model.asked[0].messages) == 3
 
 
+async def test_what_has_just_come_is_shown_however_long_it_is() -> None:
+    proposal = await decide(ChatAnswer(calls=written("shell", '{"command": "ls"}').calls * 3))
+    record = committed(proposal, *(result(letter * 60_000) for letter in "abc"))
+    model = Told(written("submit", "{}"))
+    await ToolCallingPolicy(model, standard_tools(), "Mend it.", history_bytes=3000).decide(turn([record]))
+    heard = [message["content"] for message in model.asked[0].messages if message["role"] == "tool"]
+    assert [text[0] + text[-1] for text in heard] == ["aa", "bb", "cc"]
+    assert all("59000 characters left out" in text and len(text) < 1100 for text in heard)
+
+
+async def test_however_long_an_episode_is_what_the_model_is_shown_is_bounded() -> None:
+    proposal = await decide(written("shell", '{"command": "ls"}'))
+    rounds = [committed(proposal, result("x" * 100), number=number) for number in range(1, 10_001)]
+    model = Told(written("submit", "{}"))
+    await ToolCallingPolicy(model, standard_tools(), "Mend it.", history_bytes=10_000).decide(turn(rounds))
+    messages = model.asked[0].messages
+    assert len(json.dumps(messages)) < 30_000
+    assert messages[2]["content"].endswith("earlier rounds are not shown]")
+    assert messages[-1]["content"] == "x" * 100
+    shown = sum(message["role"] == "assistant" for message in messages)
+    assert messages[2]["content"].startswith(f"[{10_000 - shown} ")
+
+
 def test_what_a_command_did_is_told_in_words() -> None:
     shown = shown_result(CommandOutput(exit_code=2, stdout=result("abcd").stdout, stdout_dropped_bytes=50_000_000))  # type: ignore[union-attr]
     assert shown == "ab\n[... 50000000 bytes left out ...]\ncd\n[exit code 2]"

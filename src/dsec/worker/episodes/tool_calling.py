@@ -1,8 +1,8 @@
 """The policy that lets a chat model call tools.
 
 What the model is shown is made from the committed rounds alone, so that it is the same after a death. Rounds are shown
-the newest first into a budget; of those that find no room only the results are left out, with a word, because a model
-that does not see that it tried something tries it again.
+the newest first into a budget. Of those that find no room only the results are left out, with a word, because a model
+that does not see that it tried something tries it again; of a very long episode the first rounds are not shown at all.
 
 An answer that is of no use becomes a round too, whose operation says what was wrong: it was paid for, it is in the
 ledger, and the model reads it.
@@ -54,7 +54,7 @@ class ToolCallingPolicy:
         tools: on offer.
         task: what is to be done.
         system: what comes before it.
-        history_bytes: of results, shown at once.
+        history_bytes: of results, shown at once; a quarter as much of what the model said. Characters, in truth.
     """
 
     def __init__(
@@ -111,12 +111,31 @@ class ToolCallingPolicy:
 
 
 def _history(rounds: Sequence[RoundRecord], budget: int) -> list[Mapping[str, Any]]:
-    messages: list[list[Mapping[str, Any]]] = []
-    for record in reversed(rounds):
+    groups: list[list[Mapping[str, Any]]] = []
+    words = budget // 4
+    for place, record in enumerate(reversed(rounds)):
+        words -= len(record.decision.message) + len(record.decision.answer.data)
+        if place and words < 0:
+            groups.append([{"role": "user", "content": f"[{len(rounds) - place} earlier rounds are not shown]"}])
+            break
         results = [shown_result(result) for result in record.results]
+        if not place:
+            # What has just come is shown in any case, or the model would ask for it again and again.
+            results = [_shortened(result, budget // len(results)) for result in results]
         budget -= sum(len(result) for result in results)
-        messages.append(_round(record, results if budget >= 0 else [_LEFT_OUT] * len(results)))
-    return [message for group in reversed(messages) for message in group]
+        groups.append(_round(record, [_LEFT_OUT] * len(results) if place and budget < 0 else results))
+    return [message for group in reversed(groups) for message in group]
+
+
+def _shortened(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n{_cut_word(len(text) - 2 * half, 'characters')}\n{text[len(text) - half :]}"
+
+
+def _cut_word(amount: int, unit: str) -> str:
+    return f"[... {amount} {unit} left out ...]"
 
 
 def _round(record: RoundRecord, results: Sequence[str]) -> list[Mapping[str, Any]]:
@@ -197,4 +216,4 @@ def _with_cut(text: str, dropped_bytes: int) -> str:
     if not dropped_bytes:
         return text
     half = len(text) // 2
-    return f"{text[:half]}\n[... {dropped_bytes} bytes left out ...]\n{text[half:]}"
+    return f"{text[:half]}\n{_cut_word(dropped_bytes, 'bytes')}\n{text[half:]}"
