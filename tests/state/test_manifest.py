@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsec.base.errors import LimitExceededError, StateCorruptedError
+from dsec.state import manifest_codec
 from dsec.state.manifest import (
     Directory,
     Entry,
@@ -165,6 +166,14 @@ def test_long_lists_of_nothing_are_refused_before_they_fill_memory(what: str) ->
         assert tracemalloc.get_traced_memory()[1] < 3 * len(document) + (4 << 20)
     finally:
         tracemalloc.stop()
+
+
+def test_extents_are_counted_over_all_files_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_codec, "MAXIMUM_EXTENTS", 10)
+    files = [(name, File(STATUS, 100, tuple(Extent(at, 1, CHUNK) for at in range(5)))) for name in (b"a", b"b", b"c")]
+    assert dict(decode_manifest(written([TOP, *files[:2]]), "x").entries) == dict([TOP, *files[:2]])
+    with pytest.raises(StateCorruptedError, match="more than 10 extents"):
+        decode_manifest(written([TOP, *files]), "x")
 
 
 def test_a_writer_refuses_what_a_reader_would() -> None:

@@ -238,6 +238,7 @@ class _Comparison:
         stack = [path]
         while stack:
             here = stack.pop()
+            self.check()
             old = self._old(here)
             if old is None or self.base is None:
                 continue

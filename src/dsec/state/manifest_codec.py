@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 import sys
+from typing import Annotated
 
 import msgspec
 from blake3 import blake3
 
 from dsec.base.errors import LimitExceededError, StateCorruptedError
-from dsec.state.manifest import Manifest, check
+from dsec.state.manifest import MAXIMUM_ENTRIES, MAXIMUM_EXTENTS, Entry, File, Manifest, Patch, check
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -21,7 +22,17 @@ _MAGIC = b"DSECMF01"
 _HEAD = struct.Struct("<8sQ")
 _LEVEL = 3
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Manifest)
+_Pair = tuple[bytes, Entry]
+
+
+class _Unread(Manifest, frozen=True):
+    """A manifest whose entries are bytes still."""
+
+    entries: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAXIMUM_ENTRIES)] = ()  # type: ignore[assignment]
+
+
+_decoder = msgspec.msgpack.Decoder(_Unread)
+_entry_decoder: msgspec.msgpack.Decoder[_Pair] = msgspec.msgpack.Decoder(_Pair)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -60,11 +71,27 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
         document = zstd.ZstdDecompressor().decompress(data[_HEAD.size :], max_length=length + 1)
         if len(document) != length:
             raise _damaged(name, f"it tells of {length} bytes and holds {len(document)}")
-        manifest = _decoder.decode(document)
+        manifest = _decode(document)
     except (zstd.ZstdError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _damaged(name, str(error)) from error
     check(manifest, name)
     return manifest
+
+
+def _decode(document: bytes) -> Manifest:
+    """Read a document entry by entry: an extent of three bytes becomes eighty in memory, and a call that reads a whole
+    tree lets no other thread run for seconds."""
+    unread = _decoder.decode(document)
+    entries: list[_Pair] = []
+    extents = 0
+    for raw in unread.entries:
+        path, entry = _entry_decoder.decode(raw)
+        extents += len(entry.extents) if isinstance(entry, (File, Patch)) else 0
+        if extents > MAXIMUM_EXTENTS:
+            raise ValueError(f"its files have more than {MAXIMUM_EXTENTS} extents")
+        entries.append((path, entry))
+    fields = {name: getattr(unread, name) for name in Manifest.__struct_fields__}
+    return Manifest(**{**fields, "entries": tuple(entries)})
 
 
 def manifest_name(data: bytes) -> bytes:
