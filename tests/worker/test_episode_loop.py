@@ -13,7 +13,7 @@ from dsec.base.clock import ManualClock
 from dsec.base.errors import CallerError, DsecError, InvalidStateError, NotFoundError, PlatformError
 from dsec.episode.agent_calls import AgentCall, Submit, UnusableCall
 from dsec.episode.content import Content
-from dsec.episode.durability import EVERY_ROUND, Durability, every_n_rounds
+from dsec.episode.durability import EVERY_ROUND, Durability, asynchronous, every_n_rounds
 from dsec.episode.log_content import Completeness, LogContent
 from dsec.episode.log_events import EpisodeEnded, OperationFinished, Verdict
 from dsec.episode.operations import Effect, Operation, RoundRecord
@@ -125,7 +125,9 @@ class Host:
                 self.left = self.disk.after_kill()
 
     def _on_disk(self, operation: str, name: str) -> None:
-        if operation == "exists" or self.left is not None:
+        if self.left is not None:
+            raise OSError(5, "the machine is gone")
+        if operation == "exists":
             return
         try:
             self.world.fuse.step()
@@ -216,7 +218,7 @@ async def test_a_loop_that_does_not_die_plays_its_rounds_and_keeps_one_version()
     assert host.world.asked == asked
 
 
-DURABILITIES = {"every round": EVERY_ROUND, "every 3 rounds": every_n_rounds(3)}
+DURABILITIES = {"every round": EVERY_ROUND, "every 3 rounds": every_n_rounds(3), "beside": asynchronous(2)}
 
 
 @pytest.mark.slow
