@@ -316,6 +316,9 @@ async def test_peers_are_found_by_id_and_url_and_oneself_is_none(tmp_path: Path)
     for name in (SOURCE, "http://a:1", "other", ""):
         with pytest.raises(InvalidRequestError):
             await peers.find(name)
+    with pytest.raises(InvalidRequestError, match="is this node itself") as itself:
+        await peers.find(SOURCE)
+    assert "setting `peers`" not in itself.value.resolution
     with pytest.raises(InvalidRequestError, match="secret of the peers"):
         await peers.known()[0].view()
 

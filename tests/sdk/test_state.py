@@ -39,6 +39,11 @@ def test_a_step_is_saved_branched_and_returned_to(box: Sandbox) -> None:
     assert box.files.read("/tmp/step") == b"one"
 
 
+def test_children_are_printed_with_their_ids(box: Sandbox) -> None:
+    (child,) = box.fork()
+    assert repr([child]) == f"[Sandbox({child.sandbox_id!r})]"
+
+
 def test_a_checkpoint_is_named_by_itself_its_id_or_its_name(box: Sandbox) -> None:
     box.files.write("/tmp/step", b"one")
     point = box.checkpoint(name="snap-001")
