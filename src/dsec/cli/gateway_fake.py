@@ -125,11 +125,12 @@ def gateway_fake(
     async def run() -> None:
         async with serve_fake(settings, host=host, port=port) as serving:
             where = {"url": serving.url, "model": model, "pid": str(os.getpid())}
-            if as_json:
-                print_json_line(where)
-            else:
-                print_fields(where.items())
+            # Whoever reads where it is may end it at once.
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                if as_json:
+                    print_json_line(where)
+                else:
+                    print_fields(where.items())
                 async for number in signals:
                     note(f"{signal.Signals(number).name}: shutting down")
                     break

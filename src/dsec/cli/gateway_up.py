@@ -84,11 +84,12 @@ def gateway_up(
     async def run() -> None:
         async with serve(config, config_file.absolute().parent) as serving:
             where = {"url": serving.url, "models": ", ".join(serving.proxy.models), "pid": str(os.getpid())}
-            if as_json:
-                print_json_line(where)
-            else:
-                print_fields(where.items())
+            # Whoever reads where it is may end it at once.
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                if as_json:
+                    print_json_line(where)
+                else:
+                    print_fields(where.items())
                 async for number in signals:
                     note(f"{signal.Signals(number).name}: shutting down; open calls have {door.grace_s:g} s to end")
                     break

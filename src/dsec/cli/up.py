@@ -69,8 +69,10 @@ def up(options: Options, host: str, port: int, socket_only: bool, exit_when_idle
             watched = Watched(node, SystemClock())
             gate = None if socket_only else await _gate(settings, node)
             async with _serve(watched.service, loaded.state_dir, host, None if socket_only else port, gate) as serving:
-                _announce(serving, loaded.state_dir, as_json=as_json)
-                why = await _wait_end(watched, exit_when_idle)
+                # Whoever reads where the node is may end it at once.
+                with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                    _announce(serving, loaded.state_dir, as_json=as_json)
+                    why = await _wait_end(signals, watched, exit_when_idle)
                 note(f"{why}: shutting down; sandboxes stay")
 
     options.run_alone(run)
@@ -126,17 +128,16 @@ def _announce(serving: Serving, state_dir: Path, *, as_json: bool) -> None:
         print_fields(where.items())
 
 
-async def _wait_end(watched: Watched, idle_s: float | None) -> str:
+async def _wait_end(signals: AsyncIterator[signal.Signals], watched: Watched, idle_s: float | None) -> str:
     """Wait for a signal or for idleness; return which."""
     reasons: list[str] = []
     async with anyio.create_task_group() as group:
 
         async def wait_signal() -> None:
-            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                async for number in signals:
-                    reasons.append(signal.Signals(number).name)
-                    group.cancel_scope.cancel()
-                    return
+            async for number in signals:
+                reasons.append(number.name)
+                group.cancel_scope.cancel()
+                return
 
         async def wait_idle(limit_s: float) -> None:
             await watched.wait_idle(limit_s)
