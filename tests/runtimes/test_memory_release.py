@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from dsec.base.errors import CapabilityMissingError
+from dsec.linux.swap import swap_table
 from dsec.model.capability import Capability
 from dsec.model.sandbox import Resources
-from dsec.linux.swap import swap_table
 from dsec.node.state.swap import SwapFile
 from dsec.runtimes.container.command import find_program
 from dsec.runtimes.container.runtime import PROGRAM_DIRECTORIES, ContainerRuntime
