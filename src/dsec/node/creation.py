@@ -119,14 +119,20 @@ async def _create(core: Core, lifetimes: Lifetimes, spec: SandboxSpec, sandbox_i
         core.admit()
     slot = core.slots.take() if pool is None else _NO_SLOT
     sandbox = Sandbox(_record(core, spec, resolved, sandbox_id, image, slot), core.now_boot_s())
+    if pool is None:
+        return await bring_in(core, lifetimes, sandbox)
+    return await bring_in(core, lifetimes, sandbox, lambda: _come_from_pool(core, pool, sandbox, image))
+
+
+async def bring_in(
+    core: Core, lifetimes: Lifetimes, sandbox: Sandbox, how: Callable[[], Awaitable[None]] | None = None
+) -> SandboxInfo:
+    """Take the id of a new sandbox, bring it up as `bring_up_or_undo` does, and look after it from then on."""
     core.registry.add(sandbox)
     # A cancellation that already waits must find us where we undo: nothing may be awaited before.
     sandbox.transition.acquire_nowait()
     try:
-        if pool is None:
-            await bring_up_or_undo(core, sandbox)
-        else:
-            await bring_up_or_undo(core, sandbox, lambda: _come_from_pool(core, pool, sandbox, image))
+        await bring_up_or_undo(core, sandbox, how)
     finally:
         sandbox.transition.release()
         sandbox.settled.set()

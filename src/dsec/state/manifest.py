@@ -203,11 +203,6 @@ def parent_of(path: bytes) -> bytes:
     return path.rpartition(b"/")[0]
 
 
-def is_below(path: bytes, directory: bytes) -> bool:
-    """Whether a path is inside a directory, at any depth."""
-    return path != directory and (directory == b"" or path.startswith(directory + b"/"))
-
-
 def is_kept(attribute: bytes) -> bool:
     """Whether an attribute of this name is kept: what a guest can set, and the marks of overlayfs."""
     if b"\0" in attribute:

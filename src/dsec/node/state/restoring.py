@@ -35,8 +35,7 @@ from dsec.model.event import EventKind
 from dsec.model.sandbox import SandboxInfo, SandboxSpec, SandboxState
 from dsec.model.state import RestoreRequest
 from dsec.node.core import Core
-from dsec.node.creation import ENDED, UNSETTLED, bring_up_or_undo
-from dsec.node.ending import watch
+from dsec.node.creation import ENDED, UNSETTLED, bring_in
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox, instance_name
 from dsec.node.state import hooks
@@ -137,16 +136,7 @@ async def _restore(
     core.admit()
     record = _record(core, snapshot, requested, spec, paths, sandbox_id)
     sandbox = Sandbox(record, core.now_boot_s())
-    core.registry.add(sandbox)
-    sandbox.transition.acquire_nowait()
-    try:
-        await bring_up_or_undo(core, sandbox, lambda: _bring_up(core, sandbox, store, snapshot))
-    finally:
-        sandbox.transition.release()
-        sandbox.settled.set()
-    lifetimes.watch(sandbox)
-    watch(core, sandbox)
-    return core.info(sandbox)
+    return await bring_in(core, lifetimes, sandbox, lambda: _bring_up(core, sandbox, store, snapshot))
 
 
 def _changed(spec: SandboxSpec, request: RestoreRequest, *, hostname: str | None) -> SandboxSpec:
