@@ -234,18 +234,24 @@ async def test_a_restore_that_takes_too_long_is_undone() -> None:
         await check_no_leak(host, node)
 
 
+def first_chunks_asked(store: FaultyObjectStore) -> anyio.Event:
+    """Return what is set once chunks are read."""
+    reached = anyio.Event()
+
+    def notice(action: str, key: str) -> bool:
+        if action.startswith("get") and key.startswith("chunks/packs/"):
+            reached.set()
+        return False
+
+    store.faults.fails = notice
+    return reached
+
+
 async def test_a_stop_ends_a_restore_and_leaves_nothing() -> None:
     host, store = host_over_faults()
     async with host.node() as node:
         info = await begin(node)
-        reached = anyio.Event()
-
-        def notice(action: str, key: str) -> bool:
-            if action.startswith("get") and key.startswith("chunks/packs/"):
-                reached.set()
-            return False
-
-        store.faults.fails = notice
+        reached = first_chunks_asked(store)
         errors: list[DsecError] = []
 
         async def ask() -> None:
@@ -266,14 +272,7 @@ async def test_a_restore_that_is_cancelled_leaves_nothing() -> None:
     host, store = host_over_faults()
     async with host.node() as node:
         info = await begin(node)
-        reached = anyio.Event()
-
-        def notice(action: str, key: str) -> bool:
-            if action.startswith("get") and key.startswith("chunks/packs/"):
-                reached.set()
-            return False
-
-        store.faults.fails = notice
+        reached = first_chunks_asked(store)
         async with anyio.create_task_group() as group:
             group.start_soon(node.state.restore, info.snapshot_id)
             await reached.wait()
