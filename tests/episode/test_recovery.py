@@ -114,7 +114,7 @@ def test_a_verdict_ends_the_waiting() -> None:
 
 def test_what_changed_the_workspace_or_looked_at_it_is_run_again_and_what_happened_outside_is_not() -> None:
     effects = [Effect.NONE, Effect.WORKSPACE, Effect.NONE, Effect.ONCE, Effect.WORKSPACE]
-    events = [finished(0), finished(1), finished(2), running(3), finished(3)]
+    events: list[LogEvent] = [finished(0), finished(1), finished(2), running(3), finished(3)]
     plan = plan_recovery(open_round(effects, *events), workspace="half way", restorable={"w2"})
     assert plan.workspace.restore
     kinds = [type(action) for action in plan.actions]

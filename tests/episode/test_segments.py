@@ -158,9 +158,14 @@ def test_a_finished_segment_that_lost_its_end_is_damaged_and_not_torn() -> None:
 
 
 def test_a_newer_version_is_refused() -> None:
-    head = encode_frame(b'{"event":"segment","version":2,"something":"else"}')
-    with pytest.raises(CapabilityMissingError, match="version 2"):
+    head = encode_frame(b'{"event":"segment","version":3,"something":"else"}')
+    with pytest.raises(CapabilityMissingError, match="version 3"):
         read_segment(segment_name(1, 1), head, episode_id=EPISODE)
+
+
+def test_an_older_version_is_read_as_it_was() -> None:
+    head = encode_frame(b'{"event":"segment","version":1,"episode":"%s","epoch":1,"first":1}' % EPISODE.encode())
+    assert read_segment(segment_name(1, 1), head + b"".join(LINES), episode_id=EPISODE).lines == tuple(LINES)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", LINES[0], encode_frame(b'{"version":1}')])

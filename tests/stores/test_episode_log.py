@@ -482,11 +482,11 @@ def test_a_segment_that_is_gone_makes_the_log_incomplete_and_unwritable() -> Non
 
 def test_a_log_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     segment, data = _written(tmp_path)
-    head = encode_frame(b'{"event":"segment","version":2,"of":"the future"}')
+    head = encode_frame(b'{"event":"segment","version":3,"of":"the future"}')
     segment.write_bytes(head + b"".join(data.splitlines(keepends=True)[1:]))
     before = segment.read_bytes()
     for refused in (lambda: open_log(LogPlace(directory=segment.parent)), lambda: read_episode_log(segment.parent)):
-        with pytest.raises(CapabilityMissingError, match="version 2"):
+        with pytest.raises(CapabilityMissingError, match="version 3"):
             refused()
     assert segment.read_bytes() == before
 

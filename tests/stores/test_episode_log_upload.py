@@ -508,7 +508,7 @@ async def test_there_is_no_copy_of_what_was_never_copied(store: FaultyObjectStor
 
 @pytest.mark.anyio
 async def test_a_copy_of_a_newer_version_is_refused(disk: SimulatedDisk, store: FaultyObjectStore) -> None:
-    await store.put(watermark_key(EPISODE), b'{"version":2,"of":"the future"}')
+    await store.put(watermark_key(EPISODE), b'{"version":3,"of":"the future"}')
     with pytest.raises(CapabilityMissingError):
         await read_stored_log(store, EPISODE)
     with pytest.raises(CapabilityMissingError):

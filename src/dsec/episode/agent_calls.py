@@ -6,6 +6,8 @@ do not fit, is an operation too: its result says what was wrong, and the model r
 
 from __future__ import annotations
 
+from typing import Any
+
 from dsec.episode.tools import ToolCall
 from dsec.model.value import Value
 
@@ -42,6 +44,18 @@ class Submit(Value, frozen=True, tag="submit", tag_field="tool", omit_defaults=T
     summary: str = ""
 
 
+class OutsideCall(Value, frozen=True, tag="outside", tag_field="tool", omit_defaults=True):
+    """Use a system outside the sandbox.
+
+    Attributes:
+        name: of the tool, which says what system that is and what is asked of it.
+        arguments: by name; strings, numbers and booleans.
+    """
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
 class UnusableCall(Value, frozen=True, tag="unusable", tag_field="tool", omit_defaults=True):
     """A call that cannot be carried out.
 
@@ -54,4 +68,4 @@ class UnusableCall(Value, frozen=True, tag="unusable", tag_field="tool", omit_de
     name: str = ""
 
 
-AgentCall = ToolCall | EditFile | ReadLines | Search | Submit | UnusableCall
+AgentCall = ToolCall | EditFile | ReadLines | Search | Submit | OutsideCall | UnusableCall

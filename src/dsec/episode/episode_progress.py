@@ -9,18 +9,27 @@ announcement) is refused while it can still be.
     began ── decided ── running* ── finished* ── round ── decided ...   ── ended
                 │          └─ settled ─┘            │
                 └────────── abandoned ──────────────┘        state: only between rounds
+
+    at any time before the end: life, steered, model, model_failed, environment
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from dsec.base.errors import InvalidStateError, StateCorruptedError
 from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_events import (
+    EnvironmentUsed,
     EpisodeBegan,
     EpisodeEnded,
+    EpisodeSteered,
+    LifeBegan,
     LogEvent,
+    ModelChanged,
+    ModelFailed,
     OperationFinished,
     OperationSettled,
     OperationsRunning,
@@ -31,6 +40,8 @@ from dsec.episode.log_events import (
     Verdict,
 )
 from dsec.episode.operations import Operation, RoundRecord
+from dsec.episode.totalling import with_decision, with_event
+from dsec.episode.totals import EpisodeTotals
 
 
 @dataclass(slots=True)
@@ -77,7 +88,7 @@ class EpisodeProgress:
         workspace: version of the workspace after the last committed round.
         open: the round that is under way.
         decisions: decisions of the round after the last committed one, the open one included.
-        operations: operations of all committed rounds.
+        totals: what was used, and what the episode was told.
         ended: how the episode ended.
     """
 
@@ -88,8 +99,13 @@ class EpisodeProgress:
     workspace: str = ""
     open: OpenRound | None = None
     decisions: int = 0
-    operations: int = 0
+    totals: EpisodeTotals = field(default_factory=EpisodeTotals)
     ended: EpisodeEnded | None = None
+
+    @property
+    def operations(self) -> int:
+        """Operations of all committed rounds."""
+        return self.totals.operations
 
     def check(self, event: LogEvent) -> None:
         """Say whether an event may come next.
@@ -121,15 +137,18 @@ class EpisodeProgress:
             case RoundDecided():
                 self.open = OpenRound(event)
                 self.decisions += 1
+                self.totals = with_decision(self.totals, event.decision)
             case RoundCommitted():
                 self._commit(event.record)
             case RoundAbandoned():
                 self.open = None
             case StateSaved():
                 self.identity, self.state, self.state_round = event.identity, event, event.number
-                self.last_round, self.workspace = event.number, event.workspace
+                self.last_round, self.workspace, self.totals = event.number, event.workspace, event.totals
             case EpisodeEnded():
                 self.ended = event
+            case LifeBegan() | EpisodeSteered() | ModelFailed() | ModelChanged() | EnvironmentUsed():
+                self.totals = with_event(self.totals, event, last_round=self.last_round)
             case OperationsRunning() | OperationFinished() | OperationSettled():
                 self._advance(event)
 
@@ -148,11 +167,14 @@ class EpisodeProgress:
                 self.open.settled[event.operation] = event
 
     def _commit(self, record: RoundRecord) -> None:
+        if self.open is None:
+            self.totals = with_decision(self.totals, record.decision)
         self.open = None
         self.decisions = 0
         self.last_round = record.number
         self.workspace = record.workspace_after
-        self.operations += len(record.decision.operations)
+        operations = self.totals.operations + len(record.decision.operations)
+        self.totals = replace(self.totals, operations=operations)
 
     def _name(self) -> str:
         return self.identity.episode_id if self.identity is not None else "an episode"
@@ -173,7 +195,7 @@ class EpisodeProgress:
                 return self._objection_to_round(event.record)
             case StateSaved():
                 return self._objection_to_state(event)
-            case EpisodeEnded():
+            case EpisodeEnded() | LifeBegan() | EpisodeSteered() | ModelFailed() | ModelChanged() | EnvironmentUsed():
                 return ""
             case RoundAbandoned():
                 return self._objection_in_round(event.number) or self._objection_to_abandoning()

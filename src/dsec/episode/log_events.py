@@ -13,9 +13,11 @@ import msgspec
 
 from dsec.base.errors import StateCorruptedError
 from dsec.episode.content import Content
-from dsec.episode.identity import EpisodeIdentity
-from dsec.episode.operations import ModelDecision, RoundRecord
+from dsec.episode.endpoint import ModelEndpoint
+from dsec.episode.identity import EpisodeIdentity, ModelIdentity
+from dsec.episode.operations import ModelDecision, RoundRecord, TokenUsage
 from dsec.episode.tools import ToolResult
+from dsec.episode.totals import EnvironmentKind, EpisodeTotals
 from dsec.model.value import Value
 
 
@@ -89,19 +91,101 @@ class StateSaved(Value, frozen=True, tag="state", tag_field="event", omit_defaul
         identity: of the episode.
         workspace: version after that round.
         content: the policy's own.
+        totals: what the episode used up to here.
+        recent: the newest rounds, as many as who decides is shown.
     """
 
     number: int
     identity: EpisodeIdentity
     workspace: str = ""
     content: Content = Content()
+    totals: EpisodeTotals = EpisodeTotals()
+    recent: tuple[RoundRecord, ...] = ()
 
 
 class EpisodeEnded(Value, frozen=True, tag="ended", tag_field="event", omit_defaults=True):
-    """The episode is over; nothing follows."""
+    """The episode is over; nothing follows. `at_s` is in wall-clock seconds since the epoch."""
 
     reason: str = ""
     error_code: str = ""
+    at_s: float = 0.0
+
+
+# -- beside the rounds: they may come at any time before the end, promise nothing, and change nothing of recovery ------
+
+
+class LifeBegan(Value, frozen=True, tag="life", tag_field="event", omit_defaults=True):
+    """A loop took the episode up.
+
+    Attributes:
+        worker: who drives it, for people.
+        at_s: wall-clock seconds since the epoch.
+        model: that decides from now on.
+    """
+
+    worker: str = ""
+    at_s: float = 0.0
+    model: ModelIdentity = ModelIdentity()
+
+
+class EpisodeSteered(Value, frozen=True, tag="steered", tag_field="event", omit_defaults=True):
+    """Somebody told the episode something that who decides sees with the next decision."""
+
+    message: str
+    by: str = ""
+
+
+class ModelFailed(Value, frozen=True, tag="model_failed", tag_field="event", omit_defaults=True):
+    """A model was asked, and it came to nothing; what it used is paid for all the same.
+
+    Attributes:
+        number: of the round that was to be decided.
+        model: that was asked.
+        usage: as far as anybody knows.
+        error_code: of what went wrong.
+        duration_s: how long it took.
+    """
+
+    number: int
+    model: ModelIdentity = ModelIdentity()
+    usage: TokenUsage = TokenUsage()
+    error_code: str = ""
+    duration_s: float = 0.0
+
+
+class ModelChanged(Value, frozen=True, tag="model", tag_field="event", omit_defaults=True):
+    """Another model decides from now on.
+
+    Attributes:
+        model: it.
+        reason: why, such as what the one before could not do.
+        endpoint: where it is asked; None: again the one that the spec names.
+    """
+
+    model: ModelIdentity
+    reason: str = ""
+    endpoint: ModelEndpoint | None = None
+
+
+class EnvironmentUsed(Value, frozen=True, tag="environment", tag_field="event", omit_defaults=True):
+    """The sandbox was kept in one way for a while.
+
+    Attributes:
+        sandbox_id: it.
+        kind: the way.
+        began_s, ended_s: wall-clock seconds since the epoch.
+        memory_byte_s: integral of its resident memory over that time.
+        cpu_s: of processors in that time.
+        detail: for people.
+    """
+
+    sandbox_id: str
+    kind: EnvironmentKind
+    began_s: float
+    ended_s: float
+    memory_byte_s: float = 0.0
+    cpu_s: float = 0.0
+    detail: str = ""
 
 
 LogEvent = (
@@ -114,6 +198,11 @@ LogEvent = (
     | RoundCommitted
     | StateSaved
     | EpisodeEnded
+    | LifeBegan
+    | EpisodeSteered
+    | ModelFailed
+    | ModelChanged
+    | EnvironmentUsed
 )
 
 _ENCODER = msgspec.json.Encoder()

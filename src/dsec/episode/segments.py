@@ -22,7 +22,8 @@ from dsec.episode.frames import decode_frame, encode_frame
 from dsec.episode.log_events import is_state
 from dsec.model.value import Value
 
-LOG_VERSION = 1
+LOG_VERSION = 2
+"""What is written; version 1, which knew no events beside the rounds, is read as it was."""
 _NAME = re.compile(r"([0-9]{10})-([0-9]{6})\.jsonl")
 _ENCODER = msgspec.json.Encoder()
 

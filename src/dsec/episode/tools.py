@@ -144,6 +144,19 @@ class Uploaded(Value, frozen=True, tag="uploaded", tag_field="result"):
     """An archive was unpacked."""
 
 
+class OutsideAnswer(Value, frozen=True, tag="answered", tag_field="result", omit_defaults=True):
+    """What a system outside the sandbox answered once it had done what it was asked for.
+
+    Attributes:
+        content: its answer; `truncated` when there was more.
+        status: its own word for how it went, such as ``201`` or ``INSERT 0 1``.
+    """
+
+    content: Content = Content()
+    status: str = ""
+    truncated: bool = False
+
+
 class ToolFailed(Value, frozen=True, tag="failed", tag_field="result", omit_defaults=True):
     """The call could not be carried out, through no fault of the platform; the fields are those of `DsecError`."""
 
@@ -159,4 +172,4 @@ class ToolFailed(Value, frozen=True, tag="failed", tag_field="result", omit_defa
         return cls(error.code, *texts)
 
 
-ToolResult = CommandOutput | FileWritten | FileContent | Uploaded | ToolFailed
+ToolResult = CommandOutput | FileWritten | FileContent | Uploaded | OutsideAnswer | ToolFailed

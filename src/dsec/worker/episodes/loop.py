@@ -189,6 +189,7 @@ class EpisodeLoop:
             decision=decision,
             seed=decision_seed(identity.seed, number=number, decision=decision),
             rounds=self.rounds,
+            steered=self._progress.totals.steered,
         )
         try:
             return await self._policy.decide(turn)

@@ -15,6 +15,7 @@ from dsec.episode.content import Content
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity
 from dsec.episode.operations import Effect, Operation, RoundRecord, TokenUsage
 from dsec.episode.tools import ToolResult
+from dsec.episode.totals import Steering
 from dsec.model.value import Value
 
 
@@ -27,7 +28,8 @@ class Turn:
         number: of the round to decide, from 1.
         decision: which decision of that round this is, from 1.
         seed: for this decision: the same each time it is asked for.
-        rounds: the committed rounds.
+        rounds: the committed rounds, or of a long episode the newest of them.
+        steered: what the episode was told, the newest last, each with the round after which it came.
     """
 
     identity: EpisodeIdentity
@@ -35,6 +37,7 @@ class Turn:
     decision: int
     seed: int
     rounds: Sequence[RoundRecord]
+    steered: Sequence[Steering] = ()
 
 
 class Proposal(Value, frozen=True, omit_defaults=True):
