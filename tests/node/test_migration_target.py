@@ -20,6 +20,7 @@ from dsec.base.errors import (
     InvalidStateError,
     MigrationFailedError,
     NodeUnavailableError,
+    SandboxNotFoundError,
     UnknownOutcomeError,
 )
 from dsec.images.memory import MemoryImages
@@ -27,6 +28,7 @@ from dsec.lifecycle.migration import SourcePhase, TargetPhase
 from dsec.model.image import ImageConfig, StateHooks
 from dsec.model.sandbox import SandboxSpec, SandboxState
 from dsec.model.state import CheckpointRequest, ForkRequest, MigrationRequest
+from dsec.node import arrival
 from dsec.node.node import Node
 from dsec.node.state import migration_source
 from dsec.node.state.migration_offer import offer_of
@@ -102,7 +104,10 @@ async def nothing_is_left(fleet: Fleet, name: str = THERE) -> None:
     assert not fleet.hosts[name].exports.names()
 
 
-async def test_a_copy_in_doubt_answers_nobody_and_goes_when_its_source_says_so(fleet: Fleet, there: Node) -> None:
+async def test_a_copy_in_doubt_answers_nobody_and_goes_when_its_source_says_so(
+    fleet: Fleet, there: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival, "LONGEST_WAIT_S", 0.01)
     await prepared(fleet)
     with pytest.raises(NodeUnavailableError, match="waits"):
         await there.write_file(BOX, "f", b"x")
@@ -111,6 +116,48 @@ async def test_a_copy_in_doubt_answers_nobody_and_goes_when_its_source_says_so(f
     await look_later(fleet)
     await nothing_is_left(fleet)
     assert not fleet.hosts[THERE].journal.load().migrations
+
+
+async def test_who_asks_for_a_copy_before_the_word_of_its_source_waits_for_that(
+    fleet: Fleet, there: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await unheard(fleet, monkeypatch)
+    async with anyio.create_task_group() as group:
+        group.start_soon(there.write_file, BOX, "g", b"early")
+        group.start_soon(there.state.checkpoint, BOX)
+        await settle()
+        await fleet.start(HERE)
+        await look_later(fleet)
+    assert b"".join([piece async for piece in there.read_file(BOX, "g")]) == b"early"
+    assert len(await there.state.list_checkpoints(BOX)) == 1
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("its source", SandboxNotFoundError),
+        ("its owner", InvalidStateError),
+        ("the node's end", NodeUnavailableError),
+    ],
+)
+async def test_who_waits_for_a_copy_that_does_not_come_is_told(
+    fleet: Fleet, there: Node, by: str, expected: type[DsecError]
+) -> None:
+    await prepared(fleet)
+
+    async def write() -> None:
+        with pytest.raises(expected):
+            await there.write_file(BOX, "g", b"early")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(write)
+        await settle()
+        if by == "its source":
+            await look_later(fleet)
+        elif by == "its owner":
+            await there.remove(BOX)
+        else:
+            await there.aclose()
 
 
 async def test_a_copy_in_doubt_waits_for_a_source_that_does_not_answer(fleet: Fleet, there: Node) -> None:

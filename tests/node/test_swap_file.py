@@ -79,6 +79,13 @@ def test_what_is_not_the_nodes_own_file_is_refused(path: Path, kind: str) -> Non
     assert kind != "second_name" or other.read_bytes() == b"precious"
 
 
+def test_what_a_killed_node_had_begun_to_make_goes_at_the_next_start(path: Path) -> None:
+    path.write_bytes(b"whole, and perhaps on")
+    path.with_name("swap.part").write_bytes(b"left by a killed node")
+    SwapFile(path, SIZE).tidy()
+    assert [entry.name for entry in path.parent.iterdir()] == ["swap"]
+
+
 def test_removing_what_is_not_there_is_no_error(path: Path) -> None:
     SwapFile(path, SIZE).remove()
 

@@ -14,7 +14,7 @@ import pytest
 from dsec.api.server import TcpAddress, serve
 from dsec.base.errors import NodeUnavailableError, SandboxMovedError, SandboxNotFoundError, UnauthorizedError
 from dsec.model.process import CommandRequest, ExitEvent, OutputEvent
-from dsec.model.sandbox import SandboxSpec
+from dsec.model.sandbox import SandboxInfo, SandboxSpec
 from dsec.model.state import ForkRequest
 from dsec.node.node import Node
 from dsec.node.sandbox import Sandbox
@@ -173,7 +173,23 @@ async def test_servers_that_name_each_other_end_the_search(fleet: Fleet) -> None
     with pytest.raises(NodeUnavailableError, match="name each other") as raised:
         await fleet.client.inspect(BOX)
     assert len(raised.value.detail.split(" -> ")) <= MAXIMUM_HOPS + 1
-    assert sum(len(each.asked) for each in fleet.servers) == 2
+    assert sum(len(each.asked) for each in fleet.servers) == 4
+
+
+async def test_one_that_comes_back_while_it_is_followed_is_found(fleet: Fleet) -> None:
+    fleet.leads(0, 1, 0)
+    home = fleet.servers[0]
+    await home.node.create(SandboxSpec(), sandbox_id=BOX)
+    asked = len(home.asked)
+    inspect = fleet.servers[1].node.inspect
+
+    async def came_back(sandbox_id: str) -> SandboxInfo:
+        del home.moved[BOX]
+        return await inspect(sandbox_id)
+
+    fleet.servers[1].node.inspect = came_back  # type: ignore[method-assign]
+    assert (await fleet.client.inspect(BOX)).node == "nade0"
+    assert len(home.asked) == asked + 2
 
 
 async def test_one_that_came_back_is_found_again(fleet: Fleet) -> None:

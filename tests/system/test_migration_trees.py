@@ -186,6 +186,10 @@ async def test_a_sandbox_that_moves_to_and_fro_loses_no_acknowledged_write(two: 
         assert not await gone._core.parts.runtime.instances()
 
 
+UNSURE = (SandboxExitedError, NodeUnavailableError)
+"""After these a client asks again: it ended with a move, or the word of its old node takes long on a busy host."""
+
+
 class Writer:
     """Appends numbers to a file of a sandbox that moves, and follows it.
 
@@ -207,8 +211,8 @@ class Writer:
                 self.acknowledged += 1
             except SandboxMovedError:
                 self._at = 1 - self._at
-            except SandboxExitedError:
-                self.acknowledged = await self._last()  # Whether it was written before it ended is not known.
+            except UNSURE:
+                self.acknowledged = await self._last()  # Whether it was written before that is not known.
 
     async def _last(self) -> int:
         while True:
@@ -216,5 +220,5 @@ class Writer:
                 return int(await shell(self._pair[self._at], BOX, "tail -n1 /srv/lines || echo 0") or 0)
             except SandboxMovedError:
                 self._at = 1 - self._at
-            except SandboxExitedError:
+            except UNSURE:
                 continue

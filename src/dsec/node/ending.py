@@ -44,6 +44,8 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
         # A failed sandbox is taken apart again when it is removed: by then another may have its ids.
         core.slots.release(record.slot)
         sandbox.holds_slot = False
+    if sandbox.arrival is not None:
+        sandbox.arrival.set()  # Its owner stopped it while it was on its way, or it stays where it was.
     if record.pool and core.pools is not None:
         core.pools.gone(record)
 

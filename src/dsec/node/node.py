@@ -41,7 +41,7 @@ from dsec.model.sandbox import (
     SandboxStats,
     WritableUsage,
 )
-from dsec.node import commands, creation, ending, lifetimes, processes, rollback, sessions
+from dsec.node import arrival, commands, creation, ending, lifetimes, processes, rollback, sessions
 from dsec.node.core import Core, shielded
 from dsec.node.files import FileAccess, GuardedReader
 from dsec.node.fleet.fleet import Fleet
@@ -113,7 +113,9 @@ class Node:
     async def _start(self) -> None:
         await self._core.parts.runtime.open()
         self._core.read_capabilities()
-        self._core.clean_states.forget_other_boots()
+        self._core.clean_states.tidy()
+        if self._core.parts.swap is not None:
+            await anyio.to_thread.run_sync(self._core.parts.swap.tidy)
         recovery = Recovery(self._core, self._lifetimes)
         await recovery.run()
         self._core.pools = self.pools
@@ -144,6 +146,8 @@ class Node:
         for sandbox in self._core.registry:
             if sandbox.generation is not None:
                 sandbox.generation.interrupt(error)
+            if sandbox.arrival is not None:
+                sandbox.arrival.set()  # Nobody will hear of it any more.
             for process in sandbox.processes.values():
                 process.end(error)
 
@@ -180,8 +184,7 @@ class Node:
 
     async def statistics(self, sandbox_id: str) -> SandboxStats:
         """Read usage; a paused sandbox stays paused."""
-        self._core.check_open()
-        sandbox = self._core.registry.find(sandbox_id)
+        sandbox = await arrival.find(self._core, sandbox_id)
         statistics = await sandbox.running().instance.statistics()
         return msgspec.structs.replace(statistics, writable=self._writable_usage(sandbox))
 
@@ -194,25 +197,21 @@ class Node:
         )
 
     async def extend(self, sandbox_id: str, lifetime: Lifetime) -> SandboxInfo:
-        self._core.check_open()
-        return await self._lifetimes.extend(self._core.registry.find(sandbox_id), lifetime)
+        return await self._lifetimes.extend(await arrival.find(self._core, sandbox_id), lifetime)
 
     async def pause(self, sandbox_id: str, *, keep_memory: bool = False) -> SandboxInfo:
-        self._core.check_open()
-        sandbox = self._core.registry.find(sandbox_id)
+        sandbox = await arrival.find(self._core, sandbox_id)
         await pausing.pause(self._core, sandbox, keep_memory=keep_memory)
         return self._core.info(sandbox)
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:
-        self._core.check_open()
-        sandbox = self._core.registry.find(sandbox_id)
+        sandbox = await arrival.find(self._core, sandbox_id)
         await pausing.resume(self._core, sandbox, self._lifetimes)
         return self._core.info(sandbox)
 
     async def rollback(self, sandbox_id: str, *, snapshot: str | None = None) -> SandboxInfo:
         """Roll back to the clean state, or to the checkpoint with this id or name."""
-        self._core.check_open()
-        sandbox = self._core.registry.find(sandbox_id)
+        sandbox = await arrival.find(self._core, sandbox_id)
         with self._core.activity(sandbox), sandbox.needed_running():
             info = await rollback.rollback(self._core, sandbox, snapshot)
         self._lifetimes.watch(sandbox)
@@ -395,8 +394,7 @@ class Node:
 
     async def _ready(self, sandbox_id: str) -> Sandbox:
         """Return the sandbox once it runs, resuming it when it is paused."""
-        self._core.check_open()
-        sandbox = self._core.registry.find(sandbox_id)
+        sandbox = await arrival.find(self._core, sandbox_id)
         while sandbox.state is not SandboxState.READY:
             if sandbox.state is SandboxState.PAUSED:
                 await pausing.resume(self._core, sandbox, self._lifetimes)
@@ -414,7 +412,8 @@ class Node:
             if sandbox.forgotten:
                 raise SandboxNotFoundError(f"the creation of {sandbox.sandbox_id} was undone")
             if sandbox.state not in _STEADY:
-                # Nobody holds the transition, so that nobody will end it: it was left by an error.
+                # Nobody holds the transition, so that nobody will end it: it was left by an error, or it is on its
+                # way here and has been waited for already.
                 raise sandbox.unusable()
 
     @asynccontextmanager

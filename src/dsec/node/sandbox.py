@@ -125,6 +125,7 @@ class Sandbox:
         release_scope: cancelled by whoever needs the sandbox running while its memory is given back.
         awaited: how many wait for it to run again.
         settled: set once a creation ended, either way.
+        arrival: set once it has come from another node, or is not to come; None: it is nobody's copy.
         processes, sessions: background processes and shell sessions of this generation, by id.
         checkpoints: those that are saved, by id, the oldest first.
         holds_origin: it has a claim on the frozen layer that is its clean state.
@@ -147,6 +148,7 @@ class Sandbox:
         self.release_scope: anyio.CancelScope | None = None
         self.awaited = 0
         self.settled = anyio.Event()
+        self.arrival: anyio.Event | None = None
         self.processes: dict[str, BackgroundProcess] = {}
         self.sessions: dict[str, Session] = {}
         self.checkpoints: dict[str, CheckpointRecord] = {}

@@ -21,6 +21,7 @@ from dsec.node.state.clean import CleanState
 from dsec.stores.port import SandboxRecord
 
 _log = structlog.get_logger(__name__)
+_UNFINISHED = ".new"
 
 
 class CleanStates:
@@ -43,13 +44,16 @@ class CleanStates:
         self._known[shape] = state
         self._write(shape, state)
 
-    def forget_other_boots(self) -> None:
-        """Delete what was recorded in other boots of the kernel."""
+    def tidy(self) -> None:
+        """Delete what was recorded in other boots of the kernel, and what a killed node had only begun to write."""
         directory = self._parts.fingerprints_dir
-        if directory is not None and directory.is_dir():
-            for each in directory.iterdir():
-                if each.name != self._parts.boot_id:
-                    shutil.rmtree(each, ignore_errors=True)
+        if directory is None or not directory.is_dir():
+            return
+        for each in directory.iterdir():
+            if each.name != self._parts.boot_id:
+                shutil.rmtree(each, ignore_errors=True)
+        for unfinished in (directory / self._parts.boot_id).glob(f"*{_UNFINISHED}"):
+            unfinished.unlink(missing_ok=True)
 
     def _shape(self, record: SandboxRecord) -> str:
         """Name what the clean state depends on. What a sandbox has of its own, such as its id, is no part of it."""
@@ -90,7 +94,7 @@ class CleanStates:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Two nodes never share a directory, and within one the last word is as good as the first.
-            temporary = path.with_suffix(".new")
+            temporary = path.with_suffix(_UNFINISHED)
             temporary.write_bytes(msgspec.json.encode(state))
             temporary.replace(path)
         except OSError as error:

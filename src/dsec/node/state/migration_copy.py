@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -129,6 +130,7 @@ class Copy:
         """Return what the copy becomes."""
         sandbox = Sandbox(self.record, self._core.now_boot_s())
         sandbox.settled.set()
+        sandbox.arrival = anyio.Event()
         sandbox.checkpoints = {record.checkpoint_id: record for record in self.checkpoints()}
         sandbox.holds_origin = bool(self.record.origin)
         return sandbox

@@ -86,6 +86,7 @@ class MigrationRecovery:
         if record.layer not in layers:
             raise RuntimeFailedError("its files were gone when the node started")
         core.saved.claim(import_name(record))
+        sandbox.arrival = anyio.Event()
         layers.discard(record.layer)
         instance = await core.parts.runtime.adopt(name) if name in instances else None
         if instance is not None:

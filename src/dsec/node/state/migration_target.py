@@ -317,6 +317,8 @@ class Migrations:
         self._incoming.pop(incoming.record.migration_id, None)
         if incoming.sandbox is not None:
             self._core.saved.release(import_name(incoming.sandbox.record))
+            if incoming.sandbox.arrival is not None:  # One whose files were gone after a restart has failed already.
+                incoming.sandbox.arrival.set()
 
     async def _break_off(self, migration_id: str, event: TargetEvent) -> None:
         """Give a migration up on the source's word, or without it after its lease.

@@ -25,6 +25,7 @@ from dsec.model.state import (
     SnapshotInfo,
     SnapshotRequest,
 )
+from dsec.node import arrival
 from dsec.node.core import Core
 from dsec.node.fleet import spreading
 from dsec.node.lifetimes import Lifetimes
@@ -60,8 +61,7 @@ class State:
         return checkpoints.list_all(self._core, self._core.registry.find(sandbox_id))
 
     async def remove_checkpoint(self, sandbox_id: str, checkpoint: str) -> None:
-        self._core.check_open()
-        await checkpoints.remove(self._core, self._core.registry.find(sandbox_id), checkpoint)
+        await checkpoints.remove(self._core, await arrival.find(self._core, sandbox_id), checkpoint)
 
     async def fork(self, sandbox_id: str, request: ForkRequest = ForkRequest()) -> Sequence[SandboxInfo]:
         sandbox = await self._standing(sandbox_id, runs=request.checkpoint is None)
@@ -112,8 +112,7 @@ class State:
 
     async def _standing(self, sandbox_id: str, *, runs: bool) -> Sandbox:
         """Return a sandbox whose files can be saved: a paused one stays so, unless a hook is to run in it."""
-        self._core.check_open()
-        sandbox = self._core.registry.find(sandbox_id)
+        sandbox = await arrival.find(self._core, sandbox_id)
         if sandbox.state is SandboxState.PAUSED and not (runs and hooks.has_export(sandbox)):
             return sandbox
         return await self._ready(sandbox_id)

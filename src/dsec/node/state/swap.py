@@ -4,8 +4,8 @@ One file of one bounded size, in the state directory beside the volume, and neve
 free when it is made. That happens when it is first needed, under another name, and it is renamed once it is whole, so
 a file that has the right name can be switched on. The kernel keeps it on when the node dies: pages of paused sandboxes
 are in it. The next node finds it in /proc/swaps by device and inode, whatever path the table shows, and uses it on.
-Killed at any instruction, what a node leaves is one of three things: a part, which is deleted; a whole file that is
-off, which holds nothing and is switched on; or a file that is on.
+Killed at any instruction, what a node leaves is one of three things: a part, which the next one deletes at its start; a
+whole file that is off, which holds nothing and is switched on; or a file that is on.
 
 The kernel chooses which memory goes where: other areas of the host may take pages of a sandbox, and ours may take
 others. Claims therefore only keep two pauses of this node from counting on the same room, for the time in which their
@@ -67,6 +67,9 @@ class Swap(Protocol):
 
     def report(self) -> CapabilityReport:
         """Say whether there can be swap, as far as that can be told without making it."""
+
+    def tidy(self) -> None:
+        """Delete what a node that was killed while it made the file left of it. When a node starts."""
 
     def remove(self) -> None:
         """Let go of it, when no sandbox is left.
@@ -135,6 +138,11 @@ class SwapFile:
         if kind in _WITHOUT_SWAP:
             return _report(f"{_WITHOUT_SWAP[kind]} cannot carry a swap file", _ELSEWHERE)
         return _report(f"up to {format_size(self.size_bytes)} at {self.path}, made when first needed")
+
+    def tidy(self) -> None:
+        """See `Swap.tidy`."""
+        with self._lock:
+            self._part.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """See `Swap.remove`: switch it off and delete it, and what a killed node left of one. No error when there is
