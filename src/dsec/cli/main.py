@@ -28,6 +28,7 @@ _COMMANDS = {
     "rollout": Lazy("dsec.cli.rollout:rollout", "Run a batch of tasks and report."),
     "plan": Lazy("dsec.cli.plan:plan", "Say what a workload needs, what it costs, and why."),
     "gateway": Lazy("dsec.cli.gateway:gateway", "One door to many model services: routes, limits, keys and prices."),
+    "model": Lazy("dsec.cli.model:model", "Record what a chat model answers, and answer in its place."),
     "bench": Lazy("dsec.bench.command:bench", "Measure this host, beside what else is on it."),
     "sim": Lazy("dsec.cli.sim:sim", "Simulate nodes, schedulers and pools: the same policies, no machines."),
     "completion": Lazy("dsec.cli.completion:completion", "Print the completion script of a shell."),

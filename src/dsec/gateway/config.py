@@ -186,6 +186,8 @@ class Service(Value, frozen=True):
         keeps_prefixes: whether it caches prefixes at all.
         cache: how.
         replay_speed: of a replay, how many times faster than recorded; infinite: at once.
+        replay_conversations: of a replay, whether a call gets the answer that was recorded at its place in its
+            conversation, and not the next one of those that were recorded for the same bytes.
     """
 
     name: str
@@ -216,6 +218,7 @@ class Service(Value, frozen=True):
     keeps_prefixes: bool = True
     cache: Cache = Cache()
     replay_speed: float = 1.0
+    replay_conversations: bool = False
 
     @property
     def spoken(self) -> tuple[Api, ...]:

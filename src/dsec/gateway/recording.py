@@ -19,6 +19,7 @@ from dsec.base.errors import StateLockedError
 from dsec.base.units import MIB
 from dsec.episode.frames import encode_frame
 from dsec.gateway.config import Api, Service
+from dsec.gateway.conversation import conversation_of, seed_of
 from dsec.gateway.recording_record import (
     FORMAT_VERSION,
     KEPT_HEADERS,
@@ -212,11 +213,12 @@ class RecordingUpstream:
         sent_s, wall_s = clock.boot_s(), clock.wall_s()
         answer = await self._upstream.post(api, body, passed, deadline_s)
         head_s = round(clock.boot_s() - sent_s, 6)
+        plain = read_body(body)
         begun = Recorded(
             fingerprint=fingerprint_of(api, body),
             api=api.value,
             backend=self.service.name,
-            model=str(read_body(body).get("model", "")),
+            model=str(plain.get("model", "")),
             wall_s=wall_s,
             status=answer.status,
             content_type=answer.content_type,
@@ -224,6 +226,8 @@ class RecordingUpstream:
             head_s=head_s,
             ended_s=head_s,
             whole=False,
+            conversation=conversation_of(api, plain),
+            seed=seed_of(plain),
         )
         return RecordingAnswer(answer, self._recorder, begun, sent_s, self._upstream.cleaned)
 

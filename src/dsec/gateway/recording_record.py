@@ -42,6 +42,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
         pieces: what came, and when.
         encoding: "base64", or empty for text.
         whole: whether it came to its end.
+        conversation: its place in a conversation; see `dsec.gateway.conversation`.
+        seed: of the request, if it named one.
     """
 
     fingerprint: str
@@ -57,6 +59,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     headers: dict[str, str] = {}
     pieces: tuple[tuple[float, str], ...] = ()
     encoding: str = ""
+    conversation: str = ""
+    seed: int | None = None
 
     @property
     def is_replayed(self) -> bool:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,8 @@ from dsec.base.clock import Clock
 from dsec.base.errors import NotFoundError, RecordingMissError, StateCorruptedError
 from dsec.episode.frames import decode_frame, encode_frame, scan_frames
 from dsec.gateway.config import Api, GatewayConfig, Service
+from dsec.gateway.conversation import conversation_of, seed_of
+from dsec.gateway.conversation_file import CONVERSATION_PATTERN, read_conversation
 from dsec.gateway.decoding import decode_record
 from dsec.gateway.failing import AttemptFailedError
 from dsec.gateway.fronts.anthropic_messages import AnthropicMessages
@@ -27,7 +29,7 @@ from dsec.gateway.fronts.front import Front
 from dsec.gateway.fronts.openai_chat import OpenaiChat
 from dsec.gateway.fronts.openai_responses import OpenaiResponses
 from dsec.gateway.recording import recording_files
-from dsec.gateway.recording_record import FORMAT_VERSION, Opened, Recorded, fingerprint_of
+from dsec.gateway.recording_record import FORMAT_VERSION, Opened, Recorded, fingerprint_of, read_body
 from dsec.routing.backend import BackendKind
 from dsec.routing.retrying import Failure, FailureKind
 
@@ -42,31 +44,62 @@ class _Place(NamedTuple):
     length: int
 
 
+class _Told(NamedTuple):
+    """An answer at a place in a conversation."""
+
+    model: str
+    seed: int | None
+    answer: _Place | Recorded
+
+
 class Recordings:
     """What was recorded in a directory.
 
     Args:
-        directory: where.
+        directory: where; or a file that holds one conversation.
+
+    Attributes:
+        models: names of the models that answered.
 
     Raises:
         NotFoundError: there is no recording.
         StateCorruptedError: it cannot be read.
+        InvalidRequestError: a conversation is none.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._places: dict[str, list[_Place]] = {}
+        self._told: dict[str, list[_Told]] = {}
         self._given: Counter[str] = Counter()
-        files = recording_files(directory)
-        if not files:
+        self.models: set[str] = set()
+        files = [] if directory.is_file() else recording_files(directory)
+        conversations = [directory] if directory.is_file() else sorted(directory.glob(CONVERSATION_PATTERN))
+        if not files and not conversations:
             raise NotFoundError(
                 f"there is no recording in {directory}", resolution="make one: dsec gateway up --record DIR"
             )
         for file in files:
             self._index(file)
+        for file in conversations:
+            for record in read_conversation(file):
+                self._keep(record, record)
 
     def __len__(self) -> int:
         return sum(map(len, self._places.values()))
+
+    def at(self, api: Api, body: Any) -> Recorded | None:
+        """Return the answer at the place of a request in its conversation: of the model that it names if that answered
+        there, and of several recorded ones the one with its seed, else one that its seed determines. None: there is
+        none. Nothing is counted: the same request always gets the same answer."""
+        told = self._told.get(conversation_of(api, body)) or self._told.get(conversation_of(api, body, any_task=True))
+        if not told:
+            return None
+        model, seed = body.get("model"), seed_of(body)
+        told = [one for one in told if one.model == model] or told
+        same = [one for one in told if one.seed == seed]
+        answer = (same[0] if same else told[(seed or 0) % len(told)]).answer
+        return self._read(answer) if isinstance(answer, _Place) else answer
 
     def next(self, fingerprint: str) -> Recorded | None:
         """Return the next answer to a request; after the last one the first again. None: there is none."""
@@ -75,6 +108,9 @@ class Recordings:
             return None
         place = places[self._given[fingerprint] % len(places)]
         self._given[fingerprint] += 1
+        return self._read(place)
+
+    def _read(self, place: _Place) -> Recorded:
         with place.file.open("rb") as file:
             line = os.pread(file.fileno(), place.length, place.offset)
         document = decode_frame(line.removesuffix(b"\n"))
@@ -90,8 +126,15 @@ class Recordings:
             length = len(document) + _FRAME_BYTES
             record = decode_record(document, _decoder, file=file, version=FORMAT_VERSION)
             if isinstance(record, Recorded) and record.is_replayed:
-                self._places.setdefault(record.fingerprint, []).append(_Place(file, offset, length))
+                place = _Place(file, offset, length)
+                self._places.setdefault(record.fingerprint, []).append(place)
+                self._keep(record, place)
             offset += length
+
+    def _keep(self, record: Recorded, answer: _Place | Recorded) -> None:
+        self.models.add(record.model)
+        if record.conversation:
+            self._told.setdefault(record.conversation, []).append(_Told(record.model, record.seed, answer))
 
 
 class ReplayAnswer:
@@ -152,7 +195,7 @@ class ReplayUpstream:
     async def post(self, api: Api, body: bytes, passed: Mapping[str, str], deadline_s: float) -> ReplayAnswer:
         sent_s = self._clock.boot_s()
         fingerprint = fingerprint_of(api, body)
-        recorded = self._recordings.next(fingerprint)
+        recorded = self._recorded(api, body, fingerprint)
         if recorded is None:
             raise self._miss(api, fingerprint)
         answer = ReplayAnswer(recorded, self.service.replay_speed, sent_s, self._clock)
@@ -161,6 +204,12 @@ class ReplayUpstream:
 
     def cleaned(self, data: bytes) -> bytes:
         return data
+
+    def _recorded(self, api: Api, body: bytes, fingerprint: str) -> Recorded | None:
+        # What follows conversations must not count, so that it does not look for the request itself either.
+        if self.service.replay_conversations and (found := self._recordings.at(api, read_body(body))) is not None:
+            return found
+        return self._recordings.next(fingerprint)
 
     def _miss(self, api: Api, fingerprint: str) -> AttemptFailedError:
         error = RecordingMissError(
