@@ -32,6 +32,13 @@ def test_the_chapters_prices_are_there_and_no_others() -> None:
     assert (opus.input_usd_per_mtoken, opus.output_usd_per_mtoken) == (5, 25)
     assert table.accelerator("runpod-b200-pod").usd_per_gpu_h == 6.79
     assert len(table.models) == 3
+    assert (table.environment.memory_usd_per_gib_s, table.environment.cpu_usd_per_s) == (0.0000045, 0.000014)
+
+
+def test_a_table_need_not_price_sandboxes_and_half_a_price_list_is_one() -> None:
+    assert parse_prices("t.toml", HEAD).environment.cpu_usd_per_s is None
+    half = parse_prices("t.toml", HEAD + "[environment]\ncpu_usd_per_s = 0\n").environment
+    assert (half.cpu_usd_per_s, half.memory_usd_per_gib_s, half.source) == (0.0, None, "the service's page")
 
 
 def test_a_dated_name_or_an_alias_finds_the_price() -> None:
@@ -56,6 +63,9 @@ def test_what_is_not_there_is_named_with_what_is_near() -> None:
         ('[table]\nname = "x"\nsource = "y"\n', "t.toml:1: table.recorded_on", "not a day"),
         (HEAD.replace("2026-11-30", '"today"'), "t.toml:3: table.recorded_on", "not a day"),
         (HEAD + 'currency = "EUR"\n', "t.toml:5: table.currency", "not USD"),
+        ("environment = 3\n" + HEAD, "t.toml:1: environment", "no table"),
+        (HEAD + "[environment]\ncpu_usd_per_s = inf\n", "t.toml:6: environment.cpu_usd_per_s", "no price"),
+        (HEAD + "[environment]\ncpu_usd_per_h = 1\n", "t.toml:6: environment.cpu_usd_per_h", "not known"),
         (HEAD + '[[model]]\nname = "m"\n', "t.toml:5: model[0]", "no price"),
         (HEAD + '[[model]]\nname = "m"\noutput_usd_per_mtoken = -1\n', "t.toml:7: model[0].output_usd", "no price"),
         (HEAD + '[[model]]\nname = "m"\ninput_usd_per_mtok = 1\n', "t.toml:7: model[0].input", "mean input_usd"),

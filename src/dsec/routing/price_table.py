@@ -21,6 +21,10 @@ Prices change, and a cost without the day of its prices cannot be compared. A ta
     name = "runpod-b200-pod"
     usd_per_gpu_h = 6.79
 
+    [environment]
+    memory_usd_per_gib_s = 0.0000045
+    cpu_usd_per_s = 0.000014
+
 A price that is left out is not sold, or not known: using such tokens is never free. A dated name of a model
 (`claude-sonnet-5-20260901`) finds the price of the plain one.
 """
@@ -45,6 +49,13 @@ _PRICES = (
     "cache_read_usd_per_mtoken",
     "output_usd_per_mtoken",
 )
+_ENVIRONMENT = ("memory_usd_per_gib_s", "cpu_usd_per_s")
+_UNITS = {
+    "memory_usd_per_gib_s": "USD for a GiB of memory and second",
+    "cpu_usd_per_s": "USD for a second of a processor",
+    "usd_per_gpu_h": "USD for an accelerator and hour",
+    **dict.fromkeys(_PRICES, "USD for a million tokens"),
+}
 _FOLDER = "prices"
 _END = ".toml"
 
@@ -83,6 +94,20 @@ class AcceleratorPrice(Value, frozen=True):
     source: str
 
 
+class EnvironmentPrice(Value, frozen=True):
+    """What sandboxes cost by what they use; a price that is absent is not known.
+
+    Attributes:
+        memory_usd_per_gib_s: memory over time.
+        cpu_usd_per_s: processor time.
+        source: where they come from.
+    """
+
+    memory_usd_per_gib_s: float | None = None
+    cpu_usd_per_s: float | None = None
+    source: str = ""
+
+
 class PriceTable(Value, frozen=True):
     """One table.
 
@@ -92,6 +117,7 @@ class PriceTable(Value, frozen=True):
         source: where it comes from.
         models: prices by the token.
         accelerators: prices by the hour.
+        environment: prices of sandboxes.
     """
 
     name: str
@@ -99,6 +125,7 @@ class PriceTable(Value, frozen=True):
     source: str
     models: tuple[ModelPrice, ...] = ()
     accelerators: tuple[AcceleratorPrice, ...] = ()
+    environment: EnvironmentPrice = EnvironmentPrice()
 
     def model(self, name: str) -> ModelPrice:
         """Return the price of a model, by its name, an alias, or either with a date behind it.
@@ -136,7 +163,7 @@ def parse_prices(name: str, text: str) -> PriceTable:
         InvalidRequestError: something is wrong; the brief names file and line.
     """
     source = TomlSource.parse(name, text)
-    _check_names(source, (), source.values, ("table", "model", "accelerator"))
+    _check_names(source, (), source.values, ("table", "model", "accelerator", "environment"))
     head = _table(source, ("table",), source.values.get("table"))
     _check_names(source, ("table",), head, ("name", "recorded_on", "source", "currency"))
     if head.get("currency", "USD") != "USD":
@@ -163,6 +190,7 @@ def parse_prices(name: str, text: str) -> PriceTable:
         source=table.source,
         models=tuple(models),
         accelerators=tuple(accelerators),
+        environment=_environment(source, table),
     )
 
 
@@ -214,9 +242,20 @@ def _accelerator(source: TomlSource, path: Path, fields: Mapping[str, object], t
     )
 
 
+def _environment(source: TomlSource, table: PriceTable) -> EnvironmentPrice:
+    path: Path = ("environment",)
+    if "environment" not in source.values:
+        return EnvironmentPrice()
+    fields = _table(source, path, source.values["environment"])
+    _check_names(source, path, fields, ("source", *_ENVIRONMENT))
+    prices = {price: _price(source, path, fields, price) for price in _ENVIRONMENT if price in fields}
+    return EnvironmentPrice(**prices, source=_text(source, path, fields, "source", table.source))
+
+
 def _table(source: TomlSource, path: Path, value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
-        raise source.error(path, "is missing or no table", resolution="begin with [table]: name, recorded_on, source")
+        keys = ", ".join(_ENVIRONMENT) if path == ("environment",) else "name, recorded_on, source"
+        raise source.error(path, "is missing or no table", resolution=f"write [{path[0]}], and below it: {keys}")
     return value
 
 
@@ -254,8 +293,9 @@ def _text(source: TomlSource, path: Path, fields: Mapping[str, object], name: st
 def _price(source: TomlSource, path: Path, fields: Mapping[str, object], name: str) -> float:
     value = fields.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        unit = "USD for a million tokens" if name in _PRICES else "USD for an accelerator and hour"
-        raise source.error((*path, name), f"is {value!r}, which is no price", resolution=f"write {unit}, such as 2.5")
+        raise source.error(
+            (*path, name), f"is {value!r}, which is no price", resolution=f"write {_UNITS[name]}, such as 2.5"
+        )
     return float(value)
 
 
