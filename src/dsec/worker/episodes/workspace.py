@@ -1,4 +1,6 @@
-"""The workspace of an episode in a sandbox: a version is a checkpoint.
+"""The workspace of an episode in a sandbox: a version is a checkpoint, known by the name that the episode gave it.
+
+A name stays what it is when the files are brought into another sandbox; ids of checkpoints do not.
 
 Whoever made or restored a version knows that the files are that version, until an operation begins that may change
 them. After the death of a worker nobody knows it: a command of its may still be running and write a moment after we
@@ -48,18 +50,26 @@ class SandboxWorkspace:
         return None
 
     async def versions(self) -> Collection[str]:
-        """Return the checkpoints of this episode."""
-        return [each.checkpoint_id for each in await self._own()]
+        """Return the names of the checkpoints of this episode."""
+        return [each.name for each in await self._own()]
 
     async def save(self, number: int) -> str:
-        """Make a checkpoint and return its id.
+        """Make a checkpoint and return its name.
 
         Raises:
             DsecError: it could not be made; nothing is left of it.
         """
         name = f"{self._prefix}{number}.{self._random_bytes(4).hex()}"
-        info = await self._state.checkpoint(self._sandbox_id, CheckpointRequest(name=name))
-        return info.checkpoint_id
+        return (await self._state.checkpoint(self._sandbox_id, CheckpointRequest(name=name))).name
+
+    async def save_first(self, version: str) -> None:
+        """Save what the episode found as its first version, unless that was done before.
+
+        Raises:
+            DsecError: it could not be saved.
+        """
+        if version not in await self.versions():
+            await self._state.checkpoint(self._sandbox_id, CheckpointRequest(name=version))
 
     async def restore(self, version: str) -> None:
         """Go back to a checkpoint; every process of the sandbox ends.
@@ -72,7 +82,7 @@ class SandboxWorkspace:
     async def keep_only(self, versions: Collection[str]) -> None:
         """Remove the other checkpoints of this episode, those that a death left unnamed among them."""
         for info in await self._own():
-            if info.checkpoint_id not in versions:
+            if info.name not in versions:
                 await self._state.remove_checkpoint(self._sandbox_id, info.checkpoint_id)
 
     async def _own(self) -> list[CheckpointInfo]:
