@@ -125,6 +125,7 @@ def test_environment_costs_what_the_chapter_computes() -> None:
     use = AttemptUse(
         task="t", environment=(EnvironmentUse(kind=EnvironmentKind.RESIDENT, memory_byte_s=18 * GIB, cpu_s=3.3),)
     )
+    assert cost_of(use, CHAPTER).is_whole
     by_kind = {line.kind: line.usd for line in cost_of(use, CHAPTER).lines}
     assert by_kind[CostKind.CPU] == pytest.approx(0.0000462)
     assert by_kind[CostKind.MEMORY] == pytest.approx(0.000081)
@@ -179,7 +180,11 @@ def test_operations_that_ran_again_are_work_done_twice() -> None:
 
 
 def test_an_unknown_price_is_named_and_never_zero() -> None:
-    use = AttemptUse(task="t", models=(ModelUse(model="m", purpose=Purpose.DECIDED, input_tokens=5, output_tokens=7),))
+    use = AttemptUse(
+        task="t",
+        models=(ModelUse(model="m", purpose=Purpose.DECIDED, input_tokens=5, output_tokens=7),),
+        environment=(EnvironmentUse(kind=EnvironmentKind.RESIDENT),),
+    )
     nothing = cost_of(use, Prices())
     assert nothing.usd is None
     assert [(line.kind, line.amount) for line in nothing.unpriced] == [(CostKind.INPUT, 5), (CostKind.OUTPUT, 7)]
@@ -312,7 +317,8 @@ def test_the_total_is_the_sum_of_its_parts_however_they_are_cut_and_ordered(
     parts = [total(attempts[:half]), total(attempts[half:])]
     assert math.isclose(total(attempts).known_usd, sum(part.known_usd for part in parts), abs_tol=1e-9)
     tokens = sum(line.input_tokens + line.output_tokens for use in attempts for line in use.models)
-    counted = [line for line in total(attempts).lines if line.kind not in (CostKind.MEMORY, CostKind.CPU)]
+    beside = (CostKind.MEMORY, CostKind.CPU, CostKind.UNMEASURED)
+    counted = [line for line in total(attempts).lines if line.kind not in beside]
     assert sum(line.amount for line in counted) == tokens
     groups = spending_by(priced([GradedUse(use=use) for use in attempts], CHAPTER), lambda one: one.use.task)
     assert math.isclose(sum(group.cost.known_usd for group in groups), total(attempts).known_usd, abs_tol=1e-9)
@@ -342,9 +348,10 @@ def test_a_copy_that_is_cut_short_never_replaces_the_whole_log(rounds: int, cut:
     assert sum(line.input_tokens for line in whole.models) == sum(100 * number for number in range(1, rounds + 1))
 
 
-def test_identities_and_scripts_cost_nothing() -> None:
+def test_a_script_uses_no_model_and_an_environment_that_was_not_measured_is_not_free() -> None:
     record = replace(round_record(1), decision=ModelDecision(usage=TokenUsage(calls=0)), results=(), attempts=())
     use = attempt_use([EpisodeBegan(EpisodeIdentity(episode_id="ep-a", task="t")), RoundCommitted(record)])
     assert use.models == ()
-    assert cost_of(use, Prices()).usd == 0.0
+    (line,) = cost_of(use, Prices()).lines
+    assert (line.kind, line.usd) == (CostKind.UNMEASURED, None)
     assert use.missing == ("its environment was not measured",)

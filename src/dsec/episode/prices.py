@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from dsec.base.units import GIB
 from dsec.costs.token_prices import TokenPrices
 from dsec.episode.endpoint import ModelEndpoint
+from dsec.episode.totals import EnvironmentKind
 from dsec.episode.use import AttemptUse, EnvironmentUse, ModelUse
 from dsec.model.value import Value
 
@@ -49,6 +50,7 @@ class CostKind(enum.Enum):
     TOLD = "as the service told"
     MEMORY = "memory"
     CPU = "cpu"
+    UNMEASURED = "not measured"
 
 
 class CostLine(Value, frozen=True, omit_defaults=True):
@@ -58,7 +60,7 @@ class CostLine(Value, frozen=True, omit_defaults=True):
         kind: what is paid for.
         name: of the model, or of the way in which an environment was kept.
         purpose: what became of it: see `dsec.episode.use.Purpose`; the way itself for environments.
-        amount: tokens, GiB*s or CPU*s.
+        amount: tokens, GiB*s or CPU*s; seconds in which an environment stood that was not measured.
         usd: None: its price is not known.
     """
 
@@ -113,6 +115,9 @@ def cost_of(use: AttemptUse, prices: Prices) -> Cost:
     """Return what an attempt cost."""
     lines = [line for one in use.models for line in model_cost(one, prices.models.get(one.model))]
     lines += [line for one in use.environment for line in environment_cost(one, prices)]
+    if not use.environment:
+        name = EnvironmentKind.RESIDENT.value
+        lines.append(CostLine(kind=CostKind.UNMEASURED, name=name, purpose=name, amount=use.wall_s))
     return Cost(lines=tuple(lines))
 
 
@@ -143,7 +148,11 @@ def model_cost(use: ModelUse, prices: TokenPrices | None) -> list[CostLine]:
 
 
 def environment_cost(use: EnvironmentUse, prices: Prices) -> list[CostLine]:
-    """Return the lines of what an environment took."""
+    """Return the lines of what an environment took; one that stood and was not measured has a line without a price."""
+    held = use.memory_byte_s or use.cpu_s or use.kind is EnvironmentKind.PAUSED
+    if use.time_s and not held:
+        name = use.kind.value
+        return [CostLine(kind=CostKind.UNMEASURED, name=name, purpose=name, amount=use.time_s)]
     parts = (
         (CostKind.MEMORY, use.memory_byte_s / GIB, prices.memory_usd_per_gib_s),
         (CostKind.CPU, use.cpu_s, prices.cpu_usd_per_s),
