@@ -94,6 +94,9 @@ from dsec.base.errors import (
     ObjectNotFoundError as ObjectNotFoundError,
 )
 from dsec.base.errors import (
+    OutsideUnavailableError as OutsideUnavailableError,
+)
+from dsec.base.errors import (
     PathNotFoundError as PathNotFoundError,
 )
 from dsec.base.errors import (

@@ -49,6 +49,7 @@ Every error that leaves a public function of DSec is one of these. Each says in 
         │   └── RateLimitedError
         ├── BackendFailedError
         │   └── BackendTimeoutError
+        ├── OutsideUnavailableError
         └── UnknownOutcomeError
 """
 
@@ -461,6 +462,14 @@ class BackendTimeoutError(BackendFailedError):
 
     code = "backend_timeout"
     http_status = 504
+
+
+class OutsideUnavailableError(PlatformError):
+    """A system outside the sandbox cannot be reached, or is too busy. What it was asked for did not happen."""
+
+    code = "outside_unavailable"
+    exit_code = 69
+    http_status = 503
 
 
 class UnknownOutcomeError(PlatformError):

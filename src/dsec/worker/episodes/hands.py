@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dsec.base.errors import AlreadyExistsError, DsecError, InvalidRequestError, LimitExceededError, PathNotFoundError
 from dsec.base.units import KIB, MIB
-from dsec.episode.agent_calls import EditFile, ReadLines, Search, Submit, UnusableCall
+from dsec.episode.agent_calls import EditFile, OutsideCall, ReadLines, Search, Submit, UnusableCall
 from dsec.episode.content import Content
 from dsec.episode.operations import Operation
 from dsec.episode.tools import CommandOutput, FileContent, Run, ToolFailed, ToolResult, WriteFile
@@ -49,6 +49,10 @@ class SandboxHands:
             match call:
                 case UnusableCall():
                     return ToolFailed(code=InvalidRequestError.code, brief=call.problem)
+                case OutsideCall():
+                    return ToolFailed(
+                        code=InvalidRequestError.code, brief=f"this episode has no system outside called {call.name!r}"
+                    )
                 case Submit():
                     return CommandOutput(exit_code=0, stdout=Content(text="submitted"))
                 case EditFile():

@@ -10,7 +10,7 @@ import msgspec
 
 from dsec.base.units import KIB
 from dsec.episode.content import Content
-from dsec.episode.tools import CommandOutput, FileContent, ToolFailed, ToolResult
+from dsec.episode.tools import CommandOutput, FileContent, OutsideAnswer, ToolFailed, ToolResult
 
 MAXIMUM_RESULT_BYTES = 64 * KIB
 """Kept of each text of a result."""
@@ -42,6 +42,11 @@ def bounded_result(result: ToolResult, limit_bytes: int = MAXIMUM_RESULT_BYTES) 
         case FileContent():
             content = _cut(result.content, limit_bytes)
             return result if content is result.content else FileContent(content=content, truncated=True)
+        case OutsideAnswer():
+            content = _cut(result.content, limit_bytes)
+            if content is result.content:
+                return result
+            return msgspec.structs.replace(result, content=content, truncated=True)
         case ToolFailed():
             texts = (_short(text, limit_bytes) for text in (result.brief, result.detail, result.resolution))
             return ToolFailed(result.code, *texts)

@@ -3,6 +3,7 @@
 What the model is shown is made from the committed rounds alone, so that it is the same after a death. Rounds are shown
 the newest first into a budget. Of those that find no room only the results are left out, with a word, because a model
 that does not see that it tried something tries it again; of a very long episode the first rounds are not shown at all.
+What the episode was told meanwhile stands behind the round after which it came.
 
 An answer that is of no use becomes a round too, whose operation says what was wrong: it was paid for, it is in the
 ledger, and the model reads it.
@@ -20,7 +21,8 @@ from dsec.base.units import KIB
 from dsec.episode.agent_calls import AgentCall, UnusableCall
 from dsec.episode.content import Content
 from dsec.episode.operations import RoundRecord
-from dsec.episode.tools import CommandOutput, FileContent, FileWritten, ToolFailed, ToolResult
+from dsec.episode.tools import CommandOutput, FileContent, FileWritten, OutsideAnswer, ToolFailed, ToolResult
+from dsec.episode.totals import Steering
 from dsec.worker.chat.port import ChatAnswer, ChatModel, ChatRequest, WrittenCall
 from dsec.worker.episodes.ports import Finished, Proposal, Turn
 from dsec.worker.episodes.tools import ToolSet
@@ -78,7 +80,7 @@ class ToolCallingPolicy:
             BackendFailedError: its service failed, also when asked again.
         """
         request = ChatRequest(
-            messages=[*self._beginning, *_history(turn.rounds, self._history_bytes)],
+            messages=[*self._beginning, *_history(turn.rounds, turn.steered, self._history_bytes)],
             tools=[
                 {
                     "type": "function",
@@ -87,6 +89,7 @@ class ToolCallingPolicy:
                 for tool in self._tools.tools
             ],
             seed=turn.seed,
+            hear=turn.hear,
         )
         return self._proposal(await self._model.answer(request))
 
@@ -110,9 +113,10 @@ class ToolCallingPolicy:
         return call
 
 
-def _history(rounds: Sequence[RoundRecord], budget: int) -> list[Mapping[str, Any]]:
+def _history(rounds: Sequence[RoundRecord], steered: Sequence[Steering], budget: int) -> list[Mapping[str, Any]]:
     groups: list[list[Mapping[str, Any]]] = []
     words = budget // 4
+    left = list(steered)
     for place, record in enumerate(reversed(rounds)):
         words -= len(record.decision.message) + len(record.decision.answer.data)
         if place and words < 0:
@@ -123,8 +127,17 @@ def _history(rounds: Sequence[RoundRecord], budget: int) -> list[Mapping[str, An
             # What has just come is shown in any case, or the model would ask for it again and again.
             results = [_shortened(result, budget // len(results)) for result in results]
         budget -= sum(len(result) for result in results)
-        groups.append(_round(record, [_LEFT_OUT] * len(results) if place and budget < 0 else results))
+        told = [_told(each) for each in left if each.after_round >= record.number]
+        left = [each for each in left if each.after_round < record.number]
+        shown = [_LEFT_OUT] * len(results) if place and budget < 0 else results
+        groups.append([*_round(record, shown), *told])
+    # What it was told long ago counts still, also where the rounds around it are not shown any more.
+    groups.append([_told(each) for each in left])
     return [message for group in reversed(groups) for message in group]
+
+
+def _told(steering: Steering) -> Mapping[str, Any]:
+    return {"role": "user", "content": steering.message}
 
 
 def _shortened(text: str, limit: int) -> str:
@@ -189,6 +202,8 @@ def shown_result(result: ToolResult) -> str:
             return _output(result)
         case FileContent():
             return result.content.shown()
+        case OutsideAnswer():
+            return "\n".join(part for part in (f"[{result.status}]", result.content.shown()) if part)
         case FileWritten():
             return f"wrote {result.size_bytes} bytes"
         case ToolFailed():

@@ -18,7 +18,16 @@ import msgspec
 
 from dsec.base.errors import InvalidRequestError
 from dsec.base.units import KIB, MIB
-from dsec.episode.agent_calls import DEFAULT_LINES, AgentCall, EditFile, ReadLines, Search, Submit, UnusableCall
+from dsec.episode.agent_calls import (
+    DEFAULT_LINES,
+    AgentCall,
+    EditFile,
+    OutsideCall,
+    ReadLines,
+    Search,
+    Submit,
+    UnusableCall,
+)
 from dsec.episode.content import recordable
 from dsec.episode.operations import Effect
 from dsec.episode.tools import DEFAULT_CALL_TIMEOUT_S, ReadFile, Run
@@ -89,12 +98,16 @@ class ToolSet:
     Args:
         tools: on offer.
         shell: what a command may do to the world.
+        outside: what a call of a system outside may do, by the name of its tool.
     """
 
-    def __init__(self, tools: Sequence[Tool], *, shell: Effect = Effect.WORKSPACE) -> None:
+    def __init__(
+        self, tools: Sequence[Tool], *, shell: Effect = Effect.WORKSPACE, outside: Mapping[str, Effect] = {}
+    ) -> None:
         self.tools = tuple(tools)
         self._by_name = {tool.name: tool for tool in tools}
         self._shell = shell
+        self._outside = outside
 
     def call(self, name: str, arguments: str) -> AgentCall:
         """Return the call that a model wrote, whatever it wrote; never fails.
@@ -121,6 +134,8 @@ class ToolSet:
         match call:
             case Run():
                 return Declared(effect=self._shell)
+            case OutsideCall():
+                return Declared(effect=self._outside.get(call.name, Effect.ONCE))
             case ReadLines() | ReadFile() | Search():
                 return Declared(effect=Effect.NONE, parallel=True)
             case Submit() | UnusableCall():
