@@ -12,6 +12,8 @@ from dsec.episode.identity import ModelIdentity
 from dsec.episode.log_events import (
     EnvironmentUsed,
     EpisodeEnded,
+    EpisodeHeld,
+    EpisodeReleased,
     EpisodeSteered,
     LifeBegan,
     LogEvent,
@@ -33,6 +35,8 @@ BESIDE: list[LogEvent] = [
     EpisodeSteered(message="look at the test", by="a person"),
     ModelFailed(number=3, model=ModelIdentity(name="m"), usage=TokenUsage(input_tokens=5), error_code="backend_failed"),
     ModelChanged(model=ModelIdentity(name="n"), reason="it failed", endpoint=ModelEndpoint(url="http://h/v1")),
+    EpisodeHeld(at_s=20.0),
+    EpisodeReleased(at_s=25.0),
     EnvironmentUsed(sandbox_id="s", kind=EnvironmentKind.PAUSED, began_s=1.0, ended_s=3.0, memory_byte_s=8.0),
 ]
 
@@ -65,6 +69,14 @@ def test_a_log_that_begins_with_a_state_adds_up_to_the_same() -> None:
     assert progress.totals.lives == 2
     assert progress.totals.environment[0].seconds == 4.0
     assert progress.totals.endpoint == ModelEndpoint(url="http://h/v1")
+
+
+def test_the_time_of_an_episode_stands_still_while_it_is_held() -> None:
+    held = fold([*history(2), LifeBegan(at_s=10.0), EpisodeHeld(at_s=20.0), EpisodeHeld(at_s=22.0)]).totals
+    assert held.elapsed_s(1000.0) == 10.0
+    went_on = fold([*history(2), LifeBegan(at_s=10.0), EpisodeHeld(at_s=20.0), EpisodeReleased(at_s=50.0)]).totals
+    assert went_on.elapsed_s(51.0) == 11.0
+    assert went_on.elapsed_s(0.0) == 0.0, "a wall clock that was put back takes nothing away"
 
 
 def test_steering_is_bounded_and_says_after_which_round_it_came() -> None:

@@ -10,7 +10,7 @@ announcement) is refused while it can still be.
                 │          └─ settled ─┘            │
                 └────────── abandoned ──────────────┘        state: only between rounds
 
-    at any time before the end: life, steered, model, model_failed, environment
+    at any time before the end: life, steered, held, released, model, model_failed, environment
 """
 
 from __future__ import annotations
@@ -22,14 +22,9 @@ from msgspec.structs import replace
 from dsec.base.errors import InvalidStateError, StateCorruptedError
 from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_events import (
-    EnvironmentUsed,
     EpisodeBegan,
     EpisodeEnded,
-    EpisodeSteered,
-    LifeBegan,
     LogEvent,
-    ModelChanged,
-    ModelFailed,
     OperationFinished,
     OperationSettled,
     OperationsRunning,
@@ -147,10 +142,10 @@ class EpisodeProgress:
                 self.last_round, self.workspace, self.totals = event.number, event.workspace, event.totals
             case EpisodeEnded():
                 self.ended = event
-            case LifeBegan() | EpisodeSteered() | ModelFailed() | ModelChanged() | EnvironmentUsed():
-                self.totals = with_event(self.totals, event, last_round=self.last_round)
             case OperationsRunning() | OperationFinished() | OperationSettled():
                 self._advance(event)
+            case _:
+                self.totals = with_event(self.totals, event, last_round=self.last_round)
 
     def _advance(self, event: OperationsRunning | OperationFinished | OperationSettled) -> None:
         if self.open is None:
@@ -195,8 +190,6 @@ class EpisodeProgress:
                 return self._objection_to_round(event.record)
             case StateSaved():
                 return self._objection_to_state(event)
-            case EpisodeEnded() | LifeBegan() | EpisodeSteered() | ModelFailed() | ModelChanged() | EnvironmentUsed():
-                return ""
             case RoundAbandoned():
                 return self._objection_in_round(event.number) or self._objection_to_abandoning()
             case OperationsRunning():
@@ -205,6 +198,8 @@ class EpisodeProgress:
                 return self._objection_in_round(event.number) or self._objection_to_result(event)
             case OperationSettled():
                 return self._objection_in_round(event.number) or self._objection_to_settling(event)
+            case _:
+                return ""
 
     def _objection_to_decision(self, event: RoundDecided) -> str:
         if self.open is not None:

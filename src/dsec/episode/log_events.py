@@ -167,6 +167,19 @@ class ModelChanged(Value, frozen=True, tag="model", tag_field="event", omit_defa
     endpoint: ModelEndpoint | None = None
 
 
+class EpisodeHeld(Value, frozen=True, tag="held", tag_field="event", omit_defaults=True):
+    """The episode stands still from now on: it, or its job, was paused. `at_s` is in wall-clock seconds."""
+
+    at_s: float
+    keep_memory: bool = False
+
+
+class EpisodeReleased(Value, frozen=True, tag="released", tag_field="event", omit_defaults=True):
+    """The episode goes on."""
+
+    at_s: float
+
+
 class EnvironmentUsed(Value, frozen=True, tag="environment", tag_field="event", omit_defaults=True):
     """The sandbox was kept in one way for a while.
 
@@ -203,6 +216,8 @@ LogEvent = (
     | ModelFailed
     | ModelChanged
     | EnvironmentUsed
+    | EpisodeHeld
+    | EpisodeReleased
 )
 
 _ENCODER = msgspec.json.Encoder()

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.log_events import (
     EnvironmentUsed,
+    EpisodeHeld,
+    EpisodeReleased,
     EpisodeSteered,
     LifeBegan,
     ModelChanged,
@@ -22,7 +24,7 @@ from dsec.episode.totals import (
     add_usage,
 )
 
-BesideEvent = EpisodeSteered | LifeBegan | ModelFailed | EnvironmentUsed | ModelChanged
+BesideEvent = EpisodeSteered | LifeBegan | ModelFailed | EnvironmentUsed | ModelChanged | EpisodeHeld | EpisodeReleased
 """Events that may come at any time before the end, and change nothing of what is to be done."""
 
 
@@ -38,6 +40,11 @@ def with_event(totals: EpisodeTotals, event: BesideEvent, *, last_round: int) ->
             return _with_model(totals, event.model, event.usage, failed=1)
         case ModelChanged():
             return replace(totals, endpoint=event.endpoint)
+        case EpisodeHeld():
+            return replace(totals, held_since_s=totals.held_since_s or event.at_s)
+        case EpisodeReleased():
+            held_s = max(0.0, event.at_s - totals.held_since_s) if totals.held_since_s else 0.0
+            return replace(totals, held_s=totals.held_s + held_s, held_since_s=0.0)
         case EnvironmentUsed():
             return _with_environment(totals, event)
 

@@ -91,6 +91,8 @@ class EpisodeTotals(Value, frozen=True, omit_defaults=True):
     Attributes:
         lives: how often its loop was begun.
         began_at_s: when it was first, in wall-clock seconds since the epoch; 0: never.
+        held_s: how long it stood still because it, or its job, was paused.
+        held_since_s: since when it does; 0: it does not.
         operations: of committed rounds.
         models: one entry for each model, in the order of their first use.
         environment: one entry for each kind, in the order of their first use.
@@ -100,11 +102,20 @@ class EpisodeTotals(Value, frozen=True, omit_defaults=True):
 
     lives: int = 0
     began_at_s: float = 0.0
+    held_s: float = 0.0
+    held_since_s: float = 0.0
     operations: int = 0
     models: tuple[ModelTotal, ...] = ()
     environment: tuple[EnvironmentTotal, ...] = ()
     steered: tuple[Steering, ...] = ()
     endpoint: ModelEndpoint | None = None
+
+    def elapsed_s(self, now_s: float) -> float:
+        """Return how long the episode has gone on by the wall clock, without the times in which it was held."""
+        if not self.began_at_s:
+            return 0.0
+        until_s = self.held_since_s or now_s
+        return max(0.0, until_s - self.began_at_s - self.held_s)
 
     @property
     def usage(self) -> TokenUsage:

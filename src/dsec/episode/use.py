@@ -96,7 +96,7 @@ class AttemptUse(Value, frozen=True, omit_defaults=True):
     """What one attempt used, in lines.
 
     Attributes:
-        episode_id: of the attempt; empty: it was no episode.
+        episode_id: of the attempt; empty: it was no episode, and its job is the rollout.
         task, attempt, job, policy: which one it was.
         sequence: of the last event that is counted: of two copies of a log, the one that says more counts.
         rounds: committed ones.
@@ -145,7 +145,7 @@ class AttemptUse(Value, frozen=True, omit_defaults=True):
     @property
     def key(self) -> tuple[str, str, int]:
         """What tells this attempt from all others."""
-        return self.episode_id, self.task, self.attempt
+        return self.episode_id or self.job, self.task, self.attempt
 
 
 def sum_models(lines: Iterable[ModelUse]) -> tuple[ModelUse, ...]:

@@ -1,0 +1,84 @@
+"""The newest rounds of an episode, as many as who decides can be shown; older ones are in the log and nowhere else.
+
+An episode of ten thousand rounds so takes no more memory than one of fifty. The newest round is always there, however
+long it is, and so are those that the limit on useless rounds looks at.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from dsec.base.units import KIB, MIB
+from dsec.episode.agent_calls import UnusableCall
+from dsec.episode.operations import RoundRecord
+from dsec.episode.tools import CommandOutput, FileContent, OutsideAnswer
+
+DEFAULT_WINDOW_BYTES = 1 * MIB
+_RECORD_BYTES = 1 * KIB
+"""About what a round takes beside its texts."""
+
+
+class RoundWindow(Sequence[RoundRecord]):
+    """Implements a sequence of the newest rounds.
+
+    Args:
+        rounds: the rounds so far, or the newest of them.
+        limit_bytes: about how much to keep.
+
+    Attributes:
+        useless: how many of the newest rounds in a row held nothing that could be carried out.
+    """
+
+    def __init__(self, rounds: Iterable[RoundRecord] = (), *, limit_bytes: int = DEFAULT_WINDOW_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._rounds: deque[RoundRecord] = deque()
+        self._bytes = 0
+        self.useless = 0
+        for record in rounds:
+            self.append(record)
+
+    def append(self, record: RoundRecord) -> None:
+        """Take the newest round in, and let go of the oldest that are too much."""
+        self._rounds.append(record)
+        self._bytes += _size(record)
+        self.useless = self.useless + 1 if is_useless(record) else 0
+        while self._bytes > self._limit_bytes and len(self._rounds) > 1:
+            self._bytes -= _size(self._rounds.popleft())
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        return iter(self._rounds)
+
+    def __reversed__(self) -> Iterator[RoundRecord]:
+        return reversed(self._rounds)
+
+    @overload
+    def __getitem__(self, place: int) -> RoundRecord: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[RoundRecord]: ...
+
+    def __getitem__(self, place: int | slice) -> RoundRecord | Sequence[RoundRecord]:
+        return list(self._rounds)[place] if isinstance(place, slice) else self._rounds[place]
+
+
+def is_useless(record: RoundRecord) -> bool:
+    """Say whether a round held nothing that could be carried out."""
+    return all(isinstance(operation.call, UnusableCall) for operation in record.decision.operations)
+
+
+def _size(record: RoundRecord) -> int:
+    size = _RECORD_BYTES + 2 * (len(record.decision.message) + len(record.decision.answer.text))
+    for result in record.results:
+        match result:
+            case CommandOutput():
+                size += len(result.stdout.text) + len(result.stdout.raw) + len(result.stderr.text)
+            case FileContent() | OutsideAnswer():
+                size += len(result.content.text) + len(result.content.raw)
+            case _:
+                pass
+    return size
