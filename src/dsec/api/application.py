@@ -12,7 +12,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import structlog
@@ -21,20 +21,22 @@ from starlette.websockets import WebSocket
 
 from dsec.api import wire
 from dsec.api.body import RequestBody
-from dsec.api.guard import ClientGoneError, Guard, Receive, Send
-from dsec.api.handlers import EVENT_HANDLERS, OCTET_HANDLERS, VALUE_HANDLERS, Call, filter_of
+from dsec.api.face import SANDBOXES, Face
+from dsec.api.guard import ClientGoneError, Guard, Receive, Send, shutting_down
+from dsec.api.handlers import Call
 from dsec.api.patience import WAITING
 from dsec.api.peers import PeerGate, open_gate
 from dsec.api.protocol import DIRECT, Direct
 from dsec.api.refusal import Refusal
 from dsec.api.router import Router
-from dsec.api.routes import ROUTES, STREAM_S, Carry, Route, convert_query, deadline_of, parse_query
+from dsec.api.routes import STREAM_S, Carry, Route, convert_query, deadline_of, parse_query
 from dsec.api.terminals import converse, deny
 from dsec.base.errors import DsecError, InvalidRequestError, NotFoundError, UnauthorizedError
 from dsec.base.ids import check_sandbox_id
 from dsec.linux.pipes import Pipe
 from dsec.model.value import Value
 from dsec.service.content import ByteStream
+from dsec.service.episodes import HasEpisodes
 from dsec.service.port import SandboxService
 
 _log = structlog.get_logger("dsec.api")
@@ -143,31 +145,37 @@ class _Response:
 
 
 class Application:
-    """Serve a `SandboxService` over ASGI.
+    """Serve a service over ASGI: a `SandboxService`, unless another face is given.
 
     Args:
-        service: what does the work.
+        service: what does the work; the handlers of `face` know what it is.
         token: what callers must send as ``Authorization: Bearer``; None: the transport itself keeps strangers out.
         gate: knows the node's peers, and lets them in where nobody else comes in; None: it has none.
+        face: the routes, and what is behind them.
     """
 
     def __init__(
         self,
-        service: SandboxService,
+        service: SandboxService | HasEpisodes,
         *,
         token: str | None,
         limits: Limits = Limits(),
         gate: PeerGate | None = None,
+        face: Face = SANDBOXES,
     ) -> None:
-        self._service = service
+        self._service = cast(SandboxService, service)
+        self._face = face
         self._token = None if token is None else f"Bearer {token}".encode()
         self._limits = limits
         self._gate = gate
-        self._router = Router(ROUTES.values())
+        self._router = Router(face.routes.values())
         self._endless: set[Guard] = set()
+        self._is_draining = False
 
     def drain(self) -> None:
-        """End the streams that would never end by themselves."""
+        """End the streams that would never end by themselves, and begin no more of them: whose stream was ended asks
+        for another at once."""
+        self._is_draining = True
         for guard in tuple(self._endless):
             guard.shut_down()
 
@@ -240,8 +248,8 @@ class Application:
         call = Call(service=self._service, path=parameters, gate=self._gate)
         if route.peer:
             call.peer = open_gate(self._gate).check(headers.get(b"authorization", b""))
-        if route.name == "list":
-            call.query = filter_of(parse_query(scope["query_string"]))
+        if route.filters:
+            call.query = self._face.filter_of(parse_query(scope["query_string"]))
         elif route.query is not None or scope["query_string"]:
             # Also where none is known: a checkpoint named in the wrong place must not lead to the clean state.
             call.query = convert_query(route.query or Value, parse_query(scope["query_string"]))
@@ -253,10 +261,12 @@ class Application:
         watch = receive if route.ends_with_client and route.body_carry is Carry.VALUE else None
         guard = Guard(deadline_of(route, call.body), watch, call.paused_s if route.name in WAITING else None)
         if route.deadline_s == STREAM_S:
+            if self._is_draining:
+                raise shutting_down()
             self._endless.add(guard)
         try:
             with guard, response.direct or nullcontext():
-                await _ANSWERS[route.result_carry](route, call, response)
+                await _ANSWERS[route.result_carry](self._face, route, call, response)
         finally:
             self._endless.discard(guard)
 
@@ -312,8 +322,8 @@ def _content_type(msgpack: bool) -> bytes:
     return b"application/msgpack" if msgpack else b"application/json"
 
 
-async def _answer_value(route: Route, call: Call, response: _Response) -> None:
-    result = await VALUE_HANDLERS[route.name](call)
+async def _answer_value(face: Face, route: Route, call: Call, response: _Response) -> None:
+    result = await face.values[route.name](call)
     if route.status == 204:
         await response.nothing()
         return
@@ -321,8 +331,8 @@ async def _answer_value(route: Route, call: Call, response: _Response) -> None:
     await response.whole(route.status, data, _content_type(response.msgpack))
 
 
-async def _answer_events(route: Route, call: Call, response: _Response) -> None:
-    async with EVENT_HANDLERS[route.name](call) as events:
+async def _answer_events(face: Face, route: Route, call: Call, response: _Response) -> None:
+    async with face.events[route.name](call) as events:
         response.events = True
         await response.begin(wire.MSGPACK if response.msgpack else wire.JSON_LINES)
         async for event in events:
@@ -330,9 +340,9 @@ async def _answer_events(route: Route, call: Call, response: _Response) -> None:
     await response.end()
 
 
-async def _answer_octets(route: Route, call: Call, response: _Response) -> None:
+async def _answer_octets(face: Face, route: Route, call: Call, response: _Response) -> None:
     """Stream bytes. The head waits for the first chunk, so that an error at the start has its own status."""
-    async with _closing(OCTET_HANDLERS[route.name](call)) as chunks:
+    async with _closing(face.octets[route.name](call)) as chunks:
         first = await anext(chunks, b"")
         await response.begin(wire.TAR if route.result_carry is Carry.TAR else wire.OCTETS)
         await response.piece(first)
@@ -361,7 +371,7 @@ async def _pour_all(stream: ByteStream, response: _Response) -> None:
             await response.pour(pipe, count)
 
 
-async def _answer_upgrade(route: Route, call: Call, response: _Response) -> None:
+async def _answer_upgrade(face: Face, route: Route, call: Call, response: _Response) -> None:
     raise Refusal(
         InvalidRequestError(f"{route.path} is a WebSocket", resolution="ask for an upgrade to 'websocket'"),
         426,

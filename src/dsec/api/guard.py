@@ -97,7 +97,12 @@ class Guard:
         if self._reason is _Reason.GONE:
             raise ClientGoneError
         if self._reason is _Reason.SHUTDOWN:
-            raise NodeUnavailableError(
-                "the server is shutting down", resolution="the sandbox stays: connect again later"
-            )
+            raise shutting_down()
         raise DeadlineExceededError(f"the operation took longer than {self._deadline_s:g} s")
+
+
+def shutting_down() -> NodeUnavailableError:
+    """Return the error for whoever would wait longer than the server lives."""
+    return NodeUnavailableError(
+        "the server is shutting down", resolution="what it looks after stays: connect again later"
+    )

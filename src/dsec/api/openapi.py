@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import re
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from dsec import __version__
 from dsec.api import wire
-from dsec.api.routes import ROUTES, Carry, FilterQuery, Route
+from dsec.api.episode_routes import EPISODE_ROUTES
+from dsec.api.routes import ROUTES, Carry, Route
 
 _REFERENCE = "#/components/schemas/{name}"
 _MEDIA = {
@@ -24,17 +26,27 @@ _MEDIA = {
 
 @functools.cache
 def document() -> dict[str, Any]:
-    """Return the document; it is built once."""
-    kinds = _kinds()
+    """Return a node's document; it is built once."""
+    return _document(ROUTES, "DSec")
+
+
+@functools.cache
+def episode_document() -> dict[str, Any]:
+    """Return a worker's document; it is built once."""
+    return _document(EPISODE_ROUTES, "DSec episodes")
+
+
+def _document(routes: Mapping[str, Route], title: str) -> dict[str, Any]:
+    kinds = _kinds(routes)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     by_kind = dict(zip(map(repr, kinds), schemas, strict=True))
     paths: dict[str, Any] = {}
-    for route in ROUTES.values():
+    for route in routes.values():
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind)
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "DSec",
+            "title": title,
             "version": __version__,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -50,11 +62,13 @@ def document() -> dict[str, Any]:
     }
 
 
-def _kinds() -> list[Any]:
+def _kinds(routes: Mapping[str, Route]) -> list[Any]:
     """Every type that some route mentions, socket controls included, once each."""
     found: dict[str, Any] = {}
-    kinds: list[Any] = [wire.ErrorBody, wire.ClientControl, wire.ServerControl]
-    for route in ROUTES.values():
+    kinds: list[Any] = [wire.ErrorBody]
+    if any(route.result_carry is Carry.SOCKET for route in routes.values()):
+        kinds += [wire.ClientControl, wire.ServerControl]
+    for route in routes.values():
         kinds += [kind for kind in (route.body, route.result, route.query) if kind is not None]
         kinds += [field.type for field in _query_fields(route)]
     for kind in kinds:
@@ -122,7 +136,7 @@ def _query_parameters(route: Route, schemas: dict[str, Any]) -> list[dict[str, A
     for field in _query_fields(route):
         schema = schemas[repr(field.type)]
         parameters.append({"name": field.encode_name, "in": "query", "required": field.required, "schema": schema})
-    if route.query is FilterQuery:
+    if route.filters:
         schema = {"type": "object", "additionalProperties": {"type": "string"}}
         what = "each key is written metadata.KEY=VALUE"
         parameters.append({"name": "metadata", "in": "query", "required": False, "schema": schema, "description": what})

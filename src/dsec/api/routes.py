@@ -137,6 +137,7 @@ class Route:
         method, path: as in HTTP; ``{...}`` are path parameters.
         summary: one line for the document.
         query: struct of the query parameters.
+        filters: the query is read by the face's `filter_of`: names may be repeated, and ``metadata.KEY`` holds more.
         body: type of the request body, for `Carry.VALUE`.
         body_carry: how the request body travels.
         result: type of the answer (for events: of one event).
@@ -153,6 +154,7 @@ class Route:
     path: str
     summary: str
     query: type[Value] | None = None
+    filters: bool = False
     body: Any = None
     body_carry: Carry = Carry.VALUE
     result: Any = None
@@ -239,7 +241,7 @@ _TABLE: tuple[Route, ...] = (
           body=wire.CreateRequest, result=SandboxInfo, status=201, deadline_s=BUILD_S, ends_with_client=True),
     Route(name="list", method="GET", path="/v1/sandboxes",
           summary="List sandboxes; filter by `state` and `metadata.KEY`.",
-          query=FilterQuery, result=list[SandboxInfo]),
+          query=FilterQuery, filters=True, result=list[SandboxInfo]),
     Route(name="inspect", method="GET", path=_SANDBOX, summary="Describe a sandbox.", result=SandboxInfo),
     Route(name="remove", method="DELETE", path=_SANDBOX, summary="Stop a sandbox and forget it.", status=204),
     Route(name="statistics", method="GET", path=_SANDBOX + "/statistics", summary="Read what a sandbox uses.",

@@ -1,4 +1,4 @@
-"""Serve a `SandboxService` over TCP (with a token) and a unix socket (mode 0600, without one), by uvicorn.
+"""Serve a service over TCP (with a token) and a unix socket (mode 0600, without one), by uvicorn.
 
 Shutdown: the sockets stop accepting, endless streams end with `node_unavailable`, unary requests get `Limits.grace_s`
 to finish, what still runs is cancelled (which ends its command). Sandboxes are the service's and stay.
@@ -18,9 +18,11 @@ import anyio
 import uvicorn
 
 from dsec.api.application import Application, Limits
+from dsec.api.face import SANDBOXES, Face
 from dsec.api.peers import PeerGate
 from dsec.api.protocol import LongBodyProtocol
 from dsec.base.errors import InvalidRequestError
+from dsec.service.episodes import HasEpisodes
 from dsec.service.port import SandboxService
 
 SOCKET_BACKLOG = 2048
@@ -56,20 +58,22 @@ class Serving:
 
 @asynccontextmanager
 async def serve(
-    service: SandboxService,
+    service: SandboxService | HasEpisodes,
     *,
     tcp: TcpAddress | None = None,
     socket_path: Path | None = None,
     limits: Limits = Limits(),
     gate: PeerGate | None = None,
+    face: Face = SANDBOXES,
 ) -> AsyncIterator[Serving]:
     """Serve until the context is left; then shut down gracefully, within `limits.grace_s` and a little more.
 
     Args:
-        service: what does the work.
+        service: what does the work: a `SandboxService`, unless `face` is another's.
         tcp, socket_path: where to listen.
         limits: bounds of each.
         gate: lets the node's peers in, over TCP; None: it has none.
+        face: the routes, and what is behind them.
 
     Raises:
         InvalidRequestError: an address cannot be bound, or the token is empty.
@@ -78,10 +82,10 @@ async def serve(
     url = ""
     try:
         if socket_path is not None:
-            ends.append((_bind_unix(socket_path), Application(service, token=None, limits=limits)))
+            ends.append((_bind_unix(socket_path), Application(service, token=None, limits=limits, face=face)))
         if tcp is not None:
             listener = _bind_tcp(tcp)
-            ends.append((listener, Application(service, token=tcp.token, limits=limits, gate=gate)))
+            ends.append((listener, Application(service, token=tcp.token, limits=limits, gate=gate, face=face)))
             url = f"http://{_authority(tcp.host, listener.getsockname()[1])}"
         servers = [_Server(application, limits) for _, application in ends]
         async with anyio.create_task_group() as group:

@@ -264,23 +264,29 @@ def encode_event(event: Any, *, msgpack: bool) -> bytes:
 
 
 class EventDecoder:
-    """Cut the bytes of a msgpack event stream back into events."""
+    """Cut the bytes of a msgpack event stream back into events.
 
-    def __init__(self, kind: Any) -> None:
+    Args:
+        kind: of the events.
+        maximum_bytes: longest record that is taken.
+    """
+
+    def __init__(self, kind: Any, *, maximum_bytes: int = MAXIMUM_EVENT_BYTES) -> None:
         self._decoder = _decoder(kind, True)
+        self._maximum_bytes = maximum_bytes
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
         """Yield the events that `data` completes.
 
         Raises:
-            InvalidRequestError: a record is longer than `MAXIMUM_EVENT_BYTES`.
+            InvalidRequestError: a record is longer than `maximum_bytes`.
             msgspec.MsgspecError: a record does not decode.
         """
         self._held += data
         while len(self._held) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._held)
-            if length > MAXIMUM_EVENT_BYTES:
+            if length > self._maximum_bytes:
                 raise InvalidRequestError(f"a record of {length} bytes in an event stream")
             end = _LENGTH.size + length
             if len(self._held) < end:

@@ -38,10 +38,12 @@ class Endpoint:
     Attributes:
         url: such as ``http://127.0.0.1:8620`` or ``unix:/path/node.sock``.
         token: bearer token; empty: none is sent.
+        remedy: what to do when nobody answers there.
     """
 
     url: str
     token: str = ""
+    remedy: str = "start one with `dsec up`, or correct DSEC_URL"
 
     @property
     def socket_path(self) -> str | None:
@@ -290,5 +292,5 @@ def unreachable(endpoint: Endpoint, error: Exception) -> NodeUnavailableError:
     return NodeUnavailableError(
         f"no server answers at {endpoint.url}",
         detail=str(error),
-        resolution="start one with `dsec up`, or correct DSEC_URL",
+        resolution=endpoint.remedy,
     )

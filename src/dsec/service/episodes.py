@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dsec.episode.log_events import Verdict
 from dsec.episode.spec import (
@@ -90,3 +90,13 @@ class EpisodeService(Protocol):
 
     async def resume_job(self, job: str) -> Sequence[EpisodeInfo]:
         """Let all episodes of a job go on that are paused."""
+
+
+@runtime_checkable
+class HasEpisodes(Protocol):
+    """A service that drives episodes."""
+
+    @property
+    def episodes(self) -> EpisodeService:
+        """What drives them."""
+        ...

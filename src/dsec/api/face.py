@@ -1,0 +1,34 @@
+"""A face: a table of routes with the handlers behind them. A server has one, its application serves any."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from dsec.api.handlers import EVENT_HANDLERS, OCTET_HANDLERS, VALUE_HANDLERS, Call, filter_of
+from dsec.api.routes import ROUTES, Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Face:
+    """What one server offers.
+
+    Attributes:
+        routes: by name.
+        values, events, octets: by the route's name, what answers it; see `dsec.api.handlers`.
+        filter_of: reads the query of a route that filters a listing.
+    """
+
+    routes: Mapping[str, Route]
+    values: Mapping[str, Callable[[Call], Awaitable[object]]]
+    events: Mapping[str, Callable[[Call], AbstractAsyncContextManager[AsyncIterator[object]]]]
+    octets: Mapping[str, Callable[[Call], AsyncIterator[bytes]]]
+    filter_of: Callable[[list[tuple[str, str]]], Any]
+
+
+SANDBOXES = Face(
+    routes=ROUTES, values=VALUE_HANDLERS, events=EVENT_HANDLERS, octets=OCTET_HANDLERS, filter_of=filter_of
+)
+"""A node's."""
