@@ -10,7 +10,6 @@ from dsec.base.errors import PlatformError
 from dsec.episode.agent_calls import EditFile, ReadLines, Search, Submit
 from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_content import Completeness
-from dsec.episode.log_events import EpisodeEnded
 from dsec.episode.operations import Operation
 from dsec.episode.tools import CommandOutput, FileContent, Run, ToolResult
 from dsec.model.process import CommandRequest
@@ -21,6 +20,7 @@ from dsec.node.settings import NodeSettings
 from dsec.stores.episode_log_group import GroupCommit
 from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
+from dsec.testing.episodes import ended_as
 from dsec.testing.leaks import Leaks
 from dsec.worker.episodes.hands import SandboxHands
 from dsec.worker.episodes.loop import EpisodeLoop
@@ -68,7 +68,7 @@ async def _live(node: Node, box: str, directory: Path, *, dies: bool) -> None:
         hands = DyingHands(node, box, cwd="/tmp")
         hands.dies = dies
         loop = EpisodeLoop(log, policy=script, hands=hands, workspace=workspace, declare=tools.declare, rounds=rounds)
-        assert await loop.run() == EpisodeEnded(reason="submitted")
+        assert ended_as(await loop.run()) == "submitted"
 
 
 async def test_what_still_runs_of_a_dead_worker_changes_nothing_once_its_episode_goes_on(

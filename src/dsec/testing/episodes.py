@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dsec.episode.content import Content
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity, operation_id
-from dsec.episode.log_events import EpisodeBegan, LogEvent, RoundCommitted
+from dsec.episode.log_events import EpisodeBegan, EpisodeEnded, LogEvent, RoundCommitted
 from dsec.episode.operations import Effect, ModelDecision, Operation, RoundRecord, TokenUsage
 from dsec.episode.tools import CommandOutput, Run, ToolResult
 
@@ -68,3 +68,10 @@ def history(rounds: int, *, episode_id: str = EPISODE) -> list[LogEvent]:
     """Return the events of an episode of so many rounds."""
     began: list[LogEvent] = [EpisodeBegan(identity(episode_id))]
     return began + [RoundCommitted(round_record(number, episode_id=episode_id)) for number in range(1, rounds + 1)]
+
+
+def ended_as(outcome: object) -> str:
+    """Return why an episode ended, without an error, whenever that was."""
+    assert isinstance(outcome, EpisodeEnded), outcome
+    assert not outcome.error_code, outcome
+    return outcome.reason

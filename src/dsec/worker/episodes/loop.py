@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import groupby, takewhile
+from itertools import groupby
 
 import anyio
+from msgspec.structs import replace
 
 from dsec.base.clock import Clock, SystemClock
-from dsec.base.errors import CallerError, DsecError, InvalidStateError, NotFoundError
-from dsec.episode.agent_calls import Submit, UnusableCall
+from dsec.base.errors import DsecError, InvalidStateError, NotFoundError
+from dsec.episode.agent_calls import EditFile, Submit, UnusableCall
 from dsec.episode.identity import operation_id
 from dsec.episode.log_events import (
     EpisodeEnded,
@@ -46,10 +47,12 @@ from dsec.episode.recovery import (
     RunOperation,
     plan_recovery,
 )
-from dsec.episode.tools import ToolFailed, ToolResult
+from dsec.episode.tools import Run, ToolFailed, ToolResult, UploadArchive, WriteFile
 from dsec.stores.episode_log_group import DurableLog
-from dsec.worker.episodes.ports import Declare, EpisodePolicy, Finished, Hands, Proposal, Turn, Workspace
+from dsec.worker.episodes.deciding import Around, Decider
+from dsec.worker.episodes.ports import Declare, EpisodePolicy, Finished, Hands, Proposal, Workspace
 from dsec.worker.episodes.results import bounded_result
+from dsec.worker.episodes.window import RoundWindow
 
 UNUSABLE_ANSWERS = "unusable_answers"
 TOO_MANY_ROUNDS = "too_many_rounds"
@@ -99,10 +102,11 @@ class EpisodeLoop:
         policy, hands, workspace: see `dsec.worker.episodes.ports`.
         declare: what the tools declare.
         limits: when it ends by itself.
+        around: what stands around it; see there.
         clock: tells when rounds were committed.
 
     Attributes:
-        rounds: the committed rounds.
+        rounds: the newest committed rounds.
     """
 
     def __init__(
@@ -115,18 +119,21 @@ class EpisodeLoop:
         declare: Declare,
         rounds: Sequence[RoundRecord] = (),
         limits: LoopLimits = LoopLimits(),
+        around: Around | None = None,
         clock: Clock = _HOST_CLOCK,
     ) -> None:
         self._log = log
         self._progress = log.log.progress
-        self._policy = policy
+        self._around = around or Around()
+        self._gate = self._around.gate
         self._hands = hands
         self._workspace = workspace
         self._declare = declare
         self._limits = limits
         self._clock = clock
         self._versions: list[tuple[int, str]] = []
-        self.rounds = list(rounds)
+        self.rounds = RoundWindow(rounds, limit_bytes=self._around.window_bytes)
+        self._decider = Decider(log, policy, self.rounds, self._around, clock, seed=self._decision_seed)
 
     async def run(self) -> EpisodeEnded | Waiting:
         """Go on until the episode ends, or waits for a verdict. May be called again after that was given.
@@ -137,9 +144,10 @@ class EpisodeLoop:
         """
         if self._progress.ended is not None:
             return self._progress.ended
-        plan = plan_recovery(
-            self._progress, workspace=await self._workspace.version(), restorable=await self._workspace.versions()
-        )
+        async with self._gate.working():
+            plan = plan_recovery(
+                self._progress, workspace=await self._workspace.version(), restorable=await self._workspace.versions()
+            )
         if plan.workspace.lost:
             raise InvalidStateError(
                 f"episode {self._name()} cannot go on: {plan.workspace.lost}",
@@ -152,13 +160,15 @@ class EpisodeLoop:
             ended = await self._round()
             if ended is not None:
                 break
+        ended = replace(ended, at_s=self._clock.wall_s())
         await self._log.announce(ended)
         return ended
 
     async def _recover(self, plan: Recovery) -> None:
-        if plan.workspace.restore:
-            await self._workspace.restore(plan.workspace.version)
-        await self._workspace.keep_only({plan.workspace.version, self._progress.workspace})
+        async with self._gate.working():
+            if plan.workspace.restore:
+                await self._workspace.restore(plan.workspace.version)
+            await self._workspace.keep_only({plan.workspace.version, self._progress.workspace})
         self._versions = [(self._log.log.saved_sequence, self._progress.workspace)]
         if not plan.ask_model:
             assert self._progress.open is not None
@@ -168,7 +178,7 @@ class EpisodeLoop:
 
     async def _round(self) -> EpisodeEnded | None:
         began = anyio.current_time()
-        proposal = await self._decide()
+        proposal = await self._decider.decide()
         if isinstance(proposal, Finished):
             return EpisodeEnded(reason=proposal.reason, error_code=proposal.error_code)
         decision = self._decision(proposal)
@@ -179,28 +189,9 @@ class EpisodeLoop:
         await self._play(decision, actions, decide_s=anyio.current_time() - began)
         return None
 
-    async def _decide(self) -> Proposal | Finished:
-        identity = self._progress.identity
-        assert identity is not None
-        number, decision = self._progress.last_round + 1, self._progress.decisions + 1
-        turn = Turn(
-            identity=identity,
-            number=number,
-            decision=decision,
-            seed=decision_seed(identity.seed, number=number, decision=decision),
-            rounds=self.rounds,
-            steered=self._progress.totals.steered,
-        )
-        try:
-            return await self._policy.decide(turn)
-        except DsecError:
-            raise
-        except Exception as error:
-            raise CallerError(
-                f"the policy {identity.policy!r} failed in round {number} of {identity.episode_id}",
-                detail=f"{type(error).__name__}: {error}",
-                resolution="mend the policy, and resume the episode",
-            ) from error
+    def _decision_seed(self, number: int, decision: int) -> int:
+        assert self._progress.identity is not None
+        return decision_seed(self._progress.identity.seed, number=number, decision=decision)
 
     def _decision(self, proposal: Proposal) -> ModelDecision:
         calls = list(proposal.calls)
@@ -225,6 +216,10 @@ class EpisodeLoop:
 
     async def _play(self, decision: ModelDecision, actions: Sequence[OperationAction], *, decide_s: float) -> None:
         began = anyio.current_time()
+        environment = self._around.environment
+        if environment is not None:
+            async with self._gate.working():
+                await environment.before_tools(decision)
         outcomes: list[_Outcome] = []
         pairs = list(zip(decision.operations, actions, strict=True))
         for side_by_side, group in groupby(pairs, key=lambda pair: _may_run_beside(pair[0])):
@@ -232,6 +227,16 @@ class EpisodeLoop:
                 outcomes += await self._act_beside(decision, list(group))
             else:
                 outcomes += [await self._act(decision, operation, action) for operation, action in group]
+        async with self._gate.working():
+            record = await self._commit(decision, outcomes, decide_s=decide_s, began=began)
+            if environment is not None:
+                await environment.after_round(record)
+            if self._around.after_commit is not None:
+                await self._around.after_commit(self.rounds)
+
+    async def _commit(
+        self, decision: ModelDecision, outcomes: Sequence[_Outcome], *, decide_s: float, began: float
+    ) -> RoundRecord:
         version = before = self._progress.workspace
         if any(operation.effect is Effect.WORKSPACE for operation in decision.operations):
             version = await self._workspace.save(self._progress.last_round + 1)
@@ -251,6 +256,7 @@ class EpisodeLoop:
         if version != before:
             self._versions.append((sequence, version))
         await self._forget_versions()
+        return record
 
     async def _forget_versions(self) -> None:
         """Forget what no log that a failure could leave asks for: all before the newest version that is saved."""
@@ -293,24 +299,38 @@ class EpisodeLoop:
             case AwaitVerdict():
                 raise InvalidStateError(f"{operation.operation_id} waits for a verdict")
             case AskOutside():
-                found = await self._hands.ask(operation)
+                async with self._gate.working():
+                    found = await self._hands.ask(operation)
                 if found is not None:
                     return await self._finish(operation, found, action.attempt - 1)
             case CompensateOutside():
-                await self._hands.compensate(operation)
+                async with self._gate.working():
+                    await self._hands.compensate(operation)
             case _:
                 pass
         return await self._execute(decision, operation, action.attempt)
 
     async def _execute(self, decision: ModelDecision, operation: Operation, attempt: int) -> _Outcome:
-        if operation.effect.is_announced:
-            number = self._progress.last_round + 1
-            events: list[LogEvent] = []
-            if self._progress.open is None:
-                events.append(RoundDecided(number=number, decision=decision, workspace=self._progress.workspace))
-            running = OperationsRunning(number=number, operations=(operation.operation_id,), attempt=attempt)
-            await self._log.announce(*events, running)
-        return await self._finish(operation, await self._hands.run(operation), attempt)
+        if isinstance(operation.call, Run):
+            # A command is not waited for when the episode has to stand still: it is frozen with its sandbox.
+            async with self._gate.working():
+                await self._announce(decision, operation, attempt)
+            result = await self._hands.run(operation)
+        else:
+            async with self._gate.working():
+                await self._announce(decision, operation, attempt)
+                result = await self._hands.run(operation)
+        return await self._finish(operation, result, attempt)
+
+    async def _announce(self, decision: ModelDecision, operation: Operation, attempt: int) -> None:
+        if not operation.effect.is_announced:
+            return
+        number = self._progress.last_round + 1
+        events: list[LogEvent] = []
+        if self._progress.open is None:
+            events.append(RoundDecided(number=number, decision=decision, workspace=self._progress.workspace))
+        running = OperationsRunning(number=number, operations=(operation.operation_id,), attempt=attempt)
+        await self._log.announce(*events, running)
 
     async def _finish(self, operation: Operation, result: ToolResult, attempt: int) -> _Outcome:
         result = bounded_result(result)
@@ -332,7 +352,7 @@ class EpisodeLoop:
             for operation, result in zip(self.rounds[-1].decision.operations, self.rounds[-1].results, strict=True):
                 if isinstance(operation.call, Submit) and not isinstance(result, ToolFailed):
                     return EpisodeEnded(reason="submitted")
-        useless = sum(1 for _ in takewhile(_is_useless, reversed(self.rounds)))
+        useless = self.rounds.useless
         if useless >= self._limits.useless_rounds:
             return EpisodeEnded(
                 reason=f"{useless} rounds in a row held nothing that could be carried out", error_code=UNUSABLE_ANSWERS
@@ -351,8 +371,10 @@ def _may_run_beside(operation: Operation) -> bool:
     return operation.parallel and not operation.effect.is_announced
 
 
-def _is_useless(record: RoundRecord) -> bool:
-    return all(isinstance(operation.call, UnusableCall) for operation in record.decision.operations)
+def _may_change_files(operation: Operation) -> bool:
+    """A command changes files whatever else it declares, such as one that reaches systems outside."""
+    changing = isinstance(operation.call, Run | WriteFile | UploadArchive | EditFile)
+    return operation.effect is Effect.WORKSPACE or (operation.effect.is_announced and changing)
 
 
 async def settle(
