@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from dsec.episode.agent_calls import Submit, UnusableCall
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity, operation_id
 from dsec.episode.operations import ModelDecision, Operation, RoundRecord
 from dsec.episode.tools import CommandOutput, Run, ToolFailed, ToolResult
+from dsec.episode.totals import Steering
 from dsec.testing.episodes import result
 from dsec.worker.chat.assembly import AnswerAssembly
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
@@ -69,7 +71,7 @@ class Service:
                 while len(body) < length:
                     body += await stream.receive()
                 self.heads.append(head)
-                self.asked.append(json.loads(body))
+                self.asked.append(json.loads(body or b"{}"))
                 answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
                 await answer(stream)
         except (anyio.BrokenResourceError, anyio.EndOfStream):
@@ -85,7 +87,7 @@ async def served(*answers: Answer, **settings: Any) -> AsyncIterator[tuple[HttpC
     options = {"backoff_s": (0.0, 0.0), "silence_s": 5.0, **settings}
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, service.serve)
-        yield HttpChatModel(ChatSettings(url=url, model="m", key="secret", **options)), service
+        yield HttpChatModel(ChatSettings(**{"url": url, "model": "m", "key": "secret", **options})), service
         tasks.cancel_scope.cancel()
     await listener.aclose()
 
@@ -154,6 +156,8 @@ GARBAGE = {
     "a long event": STREAM + b"data: " + b"x" * 3_000_000,
     "a document of another kind": b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]",
     "an empty document": b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
+    "an endless head": b"HTTP/1.1 200 OK\r\nx: " + b"y" * 400_000,
+    "compressed": STREAM.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n") + b"\x1f\x8b",
     "server error": b"HTTP/1.1 500 Oh\r\ncontent-length: 3\r\n\r\nno!",
     "too many": b"HTTP/1.1 429 Wait\r\ncontent-length: 0\r\n\r\n",
 }
@@ -183,6 +187,69 @@ async def test_a_refusal_is_not_asked_again_and_says_what_the_service_said() -> 
             await model.answer(ASK)
     assert len(service.asked) == 1
     assert raised.value.detail == "no model"
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    body = b"HTTP/1.1 307 There\r\nlocation: http://elsewhere/\r\ncontent-length: 0\r\n\r\n"
+    async with served(says(body)) as (model, service):
+        with pytest.raises(BackendFailedError, match="answered 307"):
+            await model.answer(ASK)
+    assert len(service.asked) == 1
+
+
+async def test_a_long_complaint_is_not_read_to_its_end() -> None:
+    body = b"HTTP/1.1 400 Bad\r\ncontent-length: 100000000\r\n\r\n" + b"no " * 40_000
+    async with served(says(body)) as (model, _):
+        with pytest.raises(BackendFailedError, match="answered 400") as raised:
+            await model.answer(ASK)
+    assert len(raised.value.detail) <= 500
+
+
+async def test_without_a_name_the_first_model_that_is_listed_is_asked() -> None:
+    body = b'{"data": [{"id": "first", "object": "model"}, {"id": "second"}]}'
+    listing = says(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    good = says(STREAM + delta("stop", content="hi") + b"data: [DONE]\n\n")
+    async with served(listing, good, model="") as (model, service):
+        answers = [await model.answer(ASK) for _ in range(2)]
+    assert [answer.model.name for answer in answers] == ["first", "first"]
+    assert service.heads[0].startswith(b"GET /v1/models HTTP/1.1\r\n")
+    assert [asked.get("model") for asked in service.asked] == [None, "first", "first"]
+    none = says(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+    async with served(none, model="") as (model, _):
+        with pytest.raises(BackendFailedError, match="lists no model"):
+            await model.answer(ASK)
+
+
+async def test_tools_are_heard_of_while_the_answer_goes_on() -> None:
+    heard: list[str] = []
+    pieces = [delta(**call("sh", "")), delta(**call("ell", '{"comm')), delta(**call(None, 'and": "ls"}'))]
+    pieces += [delta(**call("submit", "{}", 1)), delta("tool_calls")]
+    assembly = AnswerAssembly(hear=heard.append)
+    for place, piece in enumerate(pieces):
+        assembly.feed(piece)
+        assert heard == [[], ["shell"], ["shell"], ["shell", "submit"], ["shell", "submit"]][place]
+
+
+async def test_what_a_model_wrote_in_place_of_texts_is_its_answer_and_no_failure_of_the_service() -> None:
+    def said(*chunks: bytes) -> ChatAnswer:
+        assembly = AnswerAssembly()
+        for chunk in (*chunks, delta("stop")):
+            assembly.feed(chunk)
+        return assembly.answer(asked_for="m", calls=1)
+
+    wrong = [{"a": 1}, [1], 7, True, None]
+    for arguments in wrong:
+        written = said(event(choices=[{"delta": {"tool_calls": [{"function": {"name": 3, "arguments": arguments}}]}}]))
+        assert written.calls[0].name == "3"
+        assert written.calls[0].arguments == ("" if arguments is None else json.dumps(arguments).replace(" ", ""))
+    half = said(b'data: {"choices": [{"delta": {"content": "\\ud83d \\u0000"}}]}\n\n')
+    assert half.text == "? \0"
+    parts = said(delta(content=[{"type": "text", "text": "a"}, {"type": "image"}, {"text": "b"}, 5]))
+    assert parts.text == "ab"
+    many = [{"index": place, "function": {"name": "submit", "arguments": "{}"}} for place in range(10_000)]
+    whole = said(delta(tool_calls=many))
+    assert len(whole.calls) == 256
+    assert "more than 256 calls" in whole.cut
 
 
 async def _for_ever(stream: anyio.abc.SocketStream) -> None:
@@ -338,6 +405,17 @@ async def test_old_results_give_way_and_the_calls_stay() -> None:
     heard = [message["content"] for message in model.asked[0].messages if message["role"] == "tool"]
     assert [text[:9] for text in heard] == ["[left out", "222222222", "333333333"]
     assert sum(message["role"] == "assistant" for message in model.asked[0].messages) == 3
+
+
+async def test_what_an_episode_was_told_stands_behind_the_round_after_which_it_came() -> None:
+    proposal = await decide(written("shell", '{"command": "ls"}'))
+    rounds = [committed(proposal, result("." * 10), number=number) for number in (5, 6, 7)]
+    told = [Steering(message=text, after_round=number) for text, number in (("a", 0), ("b", 5), ("c", 6), ("d", 7))]
+    model = Told(written("submit", "{}"))
+    asked = dataclasses.replace(turn(rounds), steered=told)
+    await ToolCallingPolicy(model, standard_tools(), "Mend it.").decide(asked)
+    said = [message["content"] for message in model.asked[0].messages if message["role"] in ("user", "assistant")]
+    assert said == ["Mend it.", "[4 earlier rounds are not shown]", "a", "", "b", "", "c", "", "d"]
 
 
 async def test_what_has_just_come_is_shown_however_long_it_is() -> None:

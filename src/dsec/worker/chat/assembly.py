@@ -6,7 +6,10 @@ What a stream says is not believed: a chunk that is no chunk breaks the answer o
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -21,12 +24,16 @@ MAXIMUM_ANSWER_BYTES = 1 * MIB
 """Of words and calls; no model writes as much in one answer that is of use."""
 MAXIMUM_EVENT_BYTES = 2 * MIB
 MAXIMUM_CALLS = 256
+MAXIMUM_NAME_CHARACTERS = 200
+"""Of the name of a tool, as it is told while an answer goes on."""
 _BLANK = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
+    """Services send texts here; what else a model made of them is its own fault, and told to it."""
+
+    name: Any = None
+    arguments: Any = None
 
 
 class _Call(msgspec.Struct):
@@ -35,7 +42,7 @@ class _Call(msgspec.Struct):
 
 
 class _Said(msgspec.Struct):
-    content: str | None = None
+    content: Any = None
     tool_calls: list[_Call] | None = None
 
 
@@ -75,13 +82,16 @@ class AnswerAssembly:
 
     Args:
         maximum_bytes: of words and calls.
+        hear: called with the name of each tool once its arguments begin.
 
     Attributes:
         is_over: nothing more need be read.
     """
 
-    def __init__(self, maximum_bytes: int = MAXIMUM_ANSWER_BYTES) -> None:
+    def __init__(self, maximum_bytes: int = MAXIMUM_ANSWER_BYTES, *, hear: Callable[[str], None] | None = None) -> None:
         self._maximum = maximum_bytes
+        self._hear = hear
+        self._heard: set[int] = set()
         self._rest = bytearray()
         self._text: list[str] = []
         self._calls: dict[int, tuple[list[str], list[str]]] = {}
@@ -169,10 +179,7 @@ class AnswerAssembly:
             self._chunk(data)
 
     def _chunk(self, data: bytes) -> None:
-        try:
-            chunk = _DECODER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _broken(f"it holds what is no part of an answer: {error}") from error
+        chunk = _read_chunk(data)
         if chunk.error is not None and bytes(chunk.error) != b"null":
             raise _broken(f"it reports an error: {bytes(chunk.error)[:300].decode(errors='replace')}")
         self._model = chunk.model or self._model
@@ -184,23 +191,64 @@ class AnswerAssembly:
             self._finish = choice.finish_reason or self._finish
 
     def _take(self, said: _Said) -> None:
-        if said.content:
-            self._add(self._text, said.content)
+        self._add(self._text, _words(said.content))
         for place, call in enumerate(said.tool_calls or ()):
             index = place if call.index is None else call.index
+            if MAXIMUM_CALLS <= index <= len(self._calls):
+                self.stop(f"it made more than {MAXIMUM_CALLS} calls")
+                return
             if not 0 <= index < MAXIMUM_CALLS:
                 raise _broken(f"it numbers a call {index}")
             name, arguments = self._calls.setdefault(index, ([], []))
             if call.function is not None:
-                self._add(name, call.function.name or "")
-                self._add(arguments, call.function.arguments or "")
+                self._add(name, _text(call.function.name))
+                written = _text(call.function.arguments)
+                if written:
+                    self._name_is_whole(index, name)
+                self._add(arguments, written)
+
+    def _name_is_whole(self, index: int, name: list[str]) -> None:
+        if self._hear is not None and index not in self._heard:
+            self._heard.add(index)
+            self._hear(recordable("".join(name))[:MAXIMUM_NAME_CHARACTERS])
 
     def _add(self, texts: list[str], text: str) -> None:
         self._length += len(text)
         if self._length > self._maximum:
             self.stop(f"it was longer than {self._maximum} bytes")
-        elif not self.is_over:
+        elif text and not self.is_over:
             texts.append(text)
+
+
+def _text(value: Any) -> str:
+    """Return a text, or the JSON of what is there in its place."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return msgspec.json.encode(value).decode()
+
+
+def _words(content: Any) -> str:
+    """Return the words of a content, which may be a list of parts."""
+    if not isinstance(content, list):
+        return _text(content)
+    return "".join(_text(part.get("text")) for part in content if isinstance(part, dict))
+
+
+def _read_chunk(data: bytes) -> _Chunk:
+    """Return a chunk, also one with half a character in it: a model said that, and asking again would change nothing.
+
+    Raises:
+        BackendFailedError: it is none.
+    """
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if b"\\ud" not in data.lower():
+            raise _broken(f"it holds what is no part of an answer: {error}") from error
+    try:
+        return _DECODER.decode(recordable(json.dumps(json.loads(data), ensure_ascii=False)))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _broken(f"it holds what is no part of an answer: {error}") from error
 
 
 def _broken(what: str) -> BackendFailedError:

@@ -25,8 +25,13 @@ from dsec.worker.chat.assembly import MAXIMUM_ANSWER_BYTES, AnswerAssembly
 from dsec.worker.chat.port import ChatAnswer, ChatRequest
 
 _READ_BYTES = 64 * KIB
-_BODY_BYTES = 64 * MIB
-"""Of a whole reply: chunks of a stream weigh far more than the words in them."""
+_STREAM_BYTES = 64 * MIB
+"""Of a stream: its chunks weigh far more than the words in them."""
+_DOCUMENT_BYTES = 16 * MIB
+"""Of a reply in one piece: the longest answer, with each character escaped."""
+_HEAD_BYTES = 256 * KIB
+_COMPLAINT_BYTES = 64 * KIB
+"""Read of what a service says when it refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +40,7 @@ class ChatSettings:
 
     Attributes:
         url: of the endpoint, up to and with its version, such as ``http://127.0.0.1:8000/v1``.
-        model: name of the model there.
+        model: name of the model there; empty: the first that the endpoint lists.
         key: sent as bearer token; empty: none.
         maximum_tokens: of an answer.
         temperature: None: the service's own.
@@ -46,7 +51,7 @@ class ChatSettings:
     """
 
     url: str
-    model: str
+    model: str = ""
     key: str = ""
     maximum_tokens: int = 8192
     temperature: float | None = None
@@ -60,11 +65,20 @@ class _RefusedError(BackendFailedError):
     """The service refused what it was asked; asking again changes nothing."""
 
 
+class _Listed(msgspec.Struct):
+    id: str
+
+
+class _Listing(msgspec.Struct):
+    data: list[_Listed]
+
+
 class _Reply:
     """Callbacks of the parser."""
 
     def __init__(self) -> None:
         self.content_type = b""
+        self.encoding = b""
         self.body: list[bytes] = []
         self.is_complete = False
         self.has_headers = False
@@ -72,6 +86,8 @@ class _Reply:
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
             self.content_type = value.lower()
+        elif name.lower() == b"content-encoding":
+            self.encoding = value.strip().lower()
 
     def on_headers_complete(self) -> None:
         self.has_headers = True
@@ -108,7 +124,8 @@ class HttpChatModel:
         self._host = parts.hostname
         self._port = parts.port or (443 if self._tls else 80)
         self._netloc = parts.netloc.rpartition("@")[2]
-        self._path = f"{parts.path.rstrip('/')}/chat/completions"
+        self._base = parts.path.rstrip("/")
+        self._name = settings.model
 
     async def answer(self, request: ChatRequest) -> ChatAnswer:
         """See the port."""
@@ -116,6 +133,8 @@ class HttpChatModel:
         while True:
             tries += 1
             try:
+                if not self._name:
+                    self._name = await self._first_listed()
                 return await self._ask(request, tries)
             except _RefusedError as error:
                 raise BackendFailedError(error.brief, detail=error.detail, resolution=error.resolution) from error
@@ -125,10 +144,10 @@ class HttpChatModel:
                     raise
                 await anyio.sleep(delay_s)
 
-    def _message(self, request: ChatRequest) -> bytes:
+    def _question(self, request: ChatRequest) -> bytes:
         settings = self._settings
         body: dict[str, Any] = {
-            "model": settings.model,
+            "model": self._name,
             "messages": request.messages,
             "max_tokens": settings.maximum_tokens,
             "stream": True,
@@ -140,32 +159,63 @@ class HttpChatModel:
             body["seed"] = request.seed
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
-        data = msgspec.json.encode(body)
+        return self._message("POST", "/chat/completions", msgspec.json.encode(body))
+
+    def _message(self, method: str, path: str, data: bytes = b"") -> bytes:
         lines = [
-            f"POST {self._path} HTTP/1.1",
+            f"{method} {self._base}{path} HTTP/1.1",
             f"host: {self._netloc}",
             "content-type: application/json",
             "accept: text/event-stream, application/json",
+            "accept-encoding: identity",
             f"content-length: {len(data)}",
             "connection: close",
         ]
-        if settings.key:
-            lines.append(f"authorization: Bearer {settings.key}")
+        if self._settings.key:
+            lines.append(f"authorization: Bearer {self._settings.key}")
         return "\r\n".join([*lines, "", ""]).encode() + data
 
     async def _ask(self, request: ChatRequest, tries: int) -> ChatAnswer:
-        assembly = AnswerAssembly(self._settings.maximum_bytes)
-        try:
-            with anyio.move_on_after(self._settings.answer_s) as scope:
-                stream = await self._connect()
-                async with stream:
-                    await stream.send(self._message(request))
-                    await self._receive(stream, assembly)
-        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, ssl.SSLError) as error:
-            raise BackendFailedError(f"{self._settings.url} cannot be reached", detail=str(error)) from error
+        assembly = AnswerAssembly(self._settings.maximum_bytes, hear=request.hear)
+        with anyio.move_on_after(self._settings.answer_s) as scope:
+            await self._exchange(self._question(request), assembly)
         if scope.cancelled_caught:
             assembly.stop(f"it did not end within {self._settings.answer_s:g} s")
-        return assembly.answer(asked_for=self._settings.model, calls=tries)
+        return assembly.answer(asked_for=self._name, calls=tries)
+
+    async def _first_listed(self) -> str:
+        """Return the name of the first model that the endpoint lists.
+
+        Raises:
+            BackendFailedError: it lists none.
+        """
+        data = b""
+        with anyio.move_on_after(self._settings.silence_s) as scope:
+            data = await self._exchange(self._message("GET", "/models"), None)
+        if scope.cancelled_caught:
+            raise self._silent()
+        try:
+            names = [listed.id for listed in msgspec.json.decode(data, type=_Listing).data if listed.id]
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            names = []
+        if not names:
+            raise _RefusedError(
+                f"{self._settings.url} lists no model", resolution="give the name of the model that is to be asked"
+            )
+        return names[0]
+
+    async def _exchange(self, message: bytes, assembly: AnswerAssembly | None) -> bytes:
+        """Send a request; the answer goes to `assembly`, or is returned where there is none."""
+        try:
+            stream = await self._connect()
+            async with stream:
+                await stream.send(message)
+                whole = await self._receive(stream, assembly)
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, ssl.SSLError) as error:
+            raise BackendFailedError(f"{self._settings.url} cannot be reached", detail=str(error)) from error
+        if assembly is not None and whole and not assembly.is_over:
+            assembly.feed_document(whole)
+        return whole
 
     async def _connect(self) -> ByteStream:
         with anyio.move_on_after(self._settings.silence_s):
@@ -176,32 +226,56 @@ class HttpChatModel:
             )
         raise self._silent()
 
-    async def _receive(self, stream: ByteStream, assembly: AnswerAssembly) -> None:
+    async def _receive(self, stream: ByteStream, assembly: AnswerAssembly | None) -> bytes:
+        """Read a reply, of which nothing is believed; a stream of events goes to `assembly`."""
         reply = _Reply()
         parser = httptools.HttpResponseParser(reply)
         whole, length = bytearray(), 0
-        while not (reply.is_complete or assembly.is_over):
+        while not (reply.is_complete or (assembly is not None and assembly.is_over)):
             data = await self._read(stream)
             if not data:
                 break  # Whether anything is missing is seen by what there is.
             length += len(data)
-            if length > _BODY_BYTES:
-                assembly.stop(f"it was longer than {_BODY_BYTES} bytes")
-                break
-            try:
-                parser.feed_data(data)
-            except httptools.HttpParserError as error:
-                raise BackendFailedError(f"{self._settings.url} does not speak HTTP", detail=str(error)) from error
-            status = parser.get_status_code() if reply.has_headers else 200
-            if status == 200 and reply.content_type.startswith(b"text/event-stream"):
-                assembly.feed(reply.take())
-            else:
+            self._feed(parser, data)
+            if not reply.has_headers:
+                self._check_head(length)
+                continue
+            status, streamed = parser.get_status_code(), reply.content_type.startswith(b"text/event-stream")
+            if status != 200 or assembly is None or not streamed:
                 whole += reply.take()
+                if len(whole) > (_DOCUMENT_BYTES if status == 200 else _COMPLAINT_BYTES):
+                    break
+            else:
+                self._check_encoding(reply)
+                assembly.feed(reply.take())
+                if length > _STREAM_BYTES:
+                    assembly.stop(f"it was longer than {_STREAM_BYTES} bytes")
         if not reply.has_headers:
             raise BackendFailedError(f"{self._settings.url} broke off before it answered")
         self._check_status(parser.get_status_code(), bytes(whole))
-        if whole and not assembly.is_over:
-            assembly.feed_document(bytes(whole))
+        self._check_encoding(reply)
+        if len(whole) > _DOCUMENT_BYTES:
+            if assembly is None:
+                raise BackendFailedError(f"{self._settings.url} sent more than {_DOCUMENT_BYTES} bytes")
+            assembly.stop(f"it was longer than {_DOCUMENT_BYTES} bytes")
+        return bytes(whole)
+
+    def _feed(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise BackendFailedError(f"{self._settings.url} does not speak HTTP", detail=str(error)) from error
+
+    def _check_head(self, length: int) -> None:
+        if length > _HEAD_BYTES:
+            raise BackendFailedError(f"{self._settings.url} sends a head of more than {_HEAD_BYTES} bytes")
+
+    def _check_encoding(self, reply: _Reply) -> None:
+        if reply.encoding not in (b"", b"identity"):
+            raise BackendFailedError(
+                f"{self._settings.url} compresses its answer, which it was not asked for",
+                detail=reply.encoding[:100].decode(errors="replace"),
+            )
 
     async def _read(self, stream: ByteStream) -> bytes:
         with anyio.move_on_after(self._settings.silence_s):

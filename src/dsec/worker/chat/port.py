@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,11 +19,14 @@ class ChatRequest:
         messages: as chat completions have them.
         tools: as chat completions have them.
         seed: for models that take one.
+        hear: called with the name of each tool as soon as the model has written it, while its answer goes on. What is
+            asked again after a failure is heard again.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     seed: int | None = None
+    hear: Callable[[str], None] | None = None
 
 
 class WrittenCall(Value, frozen=True):

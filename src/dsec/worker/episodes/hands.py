@@ -13,6 +13,7 @@ from dsec.episode.content import Content
 from dsec.episode.operations import Operation
 from dsec.episode.tools import CommandOutput, FileContent, Run, ToolFailed, ToolResult, WriteFile
 from dsec.service.port import SandboxService
+from dsec.worker.episodes.processes import OperationProcesses, outlives_worker
 from dsec.worker.toolbox import END_THE_ATTEMPT, Toolbox
 from dsec.worker.transfer import read_bounded
 
@@ -37,6 +38,7 @@ class SandboxHands:
         self._sandbox_id = sandbox_id
         self._cwd = cwd.rstrip("/") or "/"
         self._toolbox = Toolbox(service, sandbox_id)
+        self._processes = OperationProcesses(service, sandbox_id, cwd=self._cwd)
 
     async def run(self, operation: Operation) -> ToolResult:
         """Carry an operation out.
@@ -61,6 +63,8 @@ class SandboxHands:
                     return await self._read(call)
                 case Search():
                     return await self._search(call)
+                case Run() if outlives_worker(operation):
+                    return await self._processes.run(operation)
                 case Run():
                     command = Run(
                         script=call.script,
@@ -81,8 +85,8 @@ class SandboxHands:
             return ToolFailed.of(error)
 
     async def ask(self, operation: Operation) -> ToolResult | None:
-        """Return None: a sandbox keeps no account of operations."""
-        return None
+        """Return what became of a command that outlives the worker; a sandbox keeps no account of others."""
+        return await self._processes.ask(operation) if outlives_worker(operation) else None
 
     async def compensate(self, operation: Operation) -> None:
         """Do nothing: what a sandbox does is undone by its workspace."""

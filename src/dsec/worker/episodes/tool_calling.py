@@ -116,12 +116,12 @@ class ToolCallingPolicy:
 def _history(rounds: Sequence[RoundRecord], steered: Sequence[Steering], budget: int) -> list[Mapping[str, Any]]:
     groups: list[list[Mapping[str, Any]]] = []
     words = budget // 4
-    left = list(steered)
+    left, first = list(steered), 1
     for place, record in enumerate(reversed(rounds)):
         words -= len(record.decision.message) + len(record.decision.answer.data)
         if place and words < 0:
-            groups.append([{"role": "user", "content": f"[{len(rounds) - place} earlier rounds are not shown]"}])
             break
+        first = record.number
         results = [shown_result(result) for result in record.results]
         if not place:
             # What has just come is shown in any case, or the model would ask for it again and again.
@@ -133,6 +133,8 @@ def _history(rounds: Sequence[RoundRecord], steered: Sequence[Steering], budget:
         groups.append([*_round(record, shown), *told])
     # What it was told long ago counts still, also where the rounds around it are not shown any more.
     groups.append([_told(each) for each in left])
+    if first > 1:
+        groups.append([{"role": "user", "content": f"[{first - 1} earlier rounds are not shown]"}])
     return [message for group in reversed(groups) for message in group]
 
 

@@ -10,7 +10,7 @@ of a shell as long as its sandbox reaches nothing outside; where it does, offer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -108,6 +108,11 @@ class ToolSet:
         self._by_name = {tool.name: tool for tool in tools}
         self._shell = shell
         self._outside = outside
+
+    def only(self, names: Collection[str]) -> ToolSet:
+        """Return the set without the tools that are not named; those of systems outside stay."""
+        kept = [tool for tool in self.tools if tool.name in names or tool.name in self._outside]
+        return ToolSet(kept, shell=self._shell, outside=self._outside)
 
     def call(self, name: str, arguments: str) -> AgentCall:
         """Return the call that a model wrote, whatever it wrote; never fails.

@@ -6,6 +6,9 @@ Whoever made or restored a version knows that the files are that version, until 
 them. After the death of a worker nobody knows it: a command of its may still be running and write a moment after we
 have looked, whatever a fingerprint says. So a worker that comes anew says that it cannot tell, and the last version is
 put back, which ends every process. It is a swap of layers, and takes no longer than looking.
+
+A command that outlives the worker is the exception (`dsec.worker.episodes.processes`): as long as its process is known,
+it is that process that changes the files, and they are what its round began with plus its work.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dsec.episode.identity import check_episode_id
 from dsec.model.state import CheckpointInfo, CheckpointRequest
 from dsec.service.port import SandboxService
 from dsec.service.state import StateService
+from dsec.worker.episodes.processes import marked_id
 
 
 class SandboxWorkspace:
@@ -46,8 +50,22 @@ class SandboxWorkspace:
         self._random_bytes = random_bytes
 
     async def version(self) -> str | None:
-        """Return None: see the module."""
-        return None
+        """Return the version that a known process began with; None where there is no such process: see the module."""
+        begun = [marked_id(process) for process in await self._service.list_processes(self._sandbox_id)]
+        numbers = [number for number in map(self._round_of, begun) if number is not None]
+        if not numbers:
+            return None
+        saved = [
+            (number, each.created_at_s, each.name)
+            for each in await self._own()
+            if (number := self._round_of(each.name)) is not None and number < max(numbers)
+        ]
+        return max(saved)[2] if saved else None
+
+    def _round_of(self, name: str) -> int | None:
+        """Return the number of the round in the name of a version or the id of an operation of this episode."""
+        number = name.removeprefix(self._prefix).partition(".")[0]
+        return int(number) if name.startswith(self._prefix) and number.isdecimal() else None
 
     async def versions(self) -> Collection[str]:
         """Return the names of the checkpoints of this episode."""
