@@ -15,11 +15,13 @@ from dsec.base.units import GIB
 from dsec.costs.token_prices import TokenPrices
 from dsec.episode.agent_calls import UnusableCall
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity
-from dsec.episode.ledger import HALTED, attempt_use
+from dsec.episode.ledger import attempt_use
 from dsec.episode.log_events import (
     EnvironmentUsed,
     EpisodeBegan,
     EpisodeEnded,
+    EpisodeHeld,
+    EpisodeReleased,
     LifeBegan,
     LogEvent,
     ModelFailed,
@@ -229,12 +231,11 @@ def test_a_log_that_begins_with_a_state_goes_on_from_its_totals_and_says_what_it
     assert attempt_use(whole).models[0].input_tokens == 5
 
 
-def test_time_that_somebody_halted_does_not_count_against_a_deadline() -> None:
-    halted = EnvironmentUsed(
-        sandbox_id="sb-1", kind=EnvironmentKind.PAUSED, began_s=110, ended_s=140, detail=f"{HALTED}: job"
-    )
-    use = attempt_use([EpisodeBegan(identity()), resident(100, 110), halted, resident(140, 150), EpisodeEnded()])
-    assert (use.wall_s, use.working_s) == (50, 20)
+def test_time_in_which_an_attempt_was_held_does_not_count_against_a_deadline() -> None:
+    held: list[LogEvent] = [EpisodeBegan(identity()), resident(100, 110), EpisodeHeld(at_s=110.0)]
+    use = attempt_use([*held, EpisodeReleased(at_s=140.0), resident(140, 150), EpisodeEnded()])
+    assert (use.wall_s, use.held_s, use.working_s) == (50, 30, 20)
+    assert attempt_use([*held, resident(115, 125)]).working_s == 10
     assert GradedUse(use=use, passed=True, deadline_s=20.0).timely
     assert not GradedUse(use=use, passed=True, deadline_s=19.0).timely
     assert not GradedUse(use=use, passed=None, deadline_s=20.0).timely

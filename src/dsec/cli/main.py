@@ -26,6 +26,7 @@ _COMMANDS = {
     "diagnose": Lazy("dsec.cli.diagnose:diagnose", "Say why something is slow, and what would help."),
     "task": Lazy("dsec.cli.task:task", "Check task folders and import data sets as tasks."),
     "rollout": Lazy("dsec.cli.rollout:rollout", "Run a batch of tasks and report."),
+    "cost": Lazy("dsec.cli.cost:cost", "Say what a run cost, and where the money went."),
     "plan": Lazy("dsec.cli.plan:plan", "Say what a workload needs, what it costs, and why."),
     "gateway": Lazy("dsec.cli.gateway:gateway", "One door to many model services: routes, limits, keys and prices."),
     "model": Lazy("dsec.cli.model:model", "Record what a chat model answers, and answer in its place."),

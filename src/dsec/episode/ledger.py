@@ -19,6 +19,8 @@ from dsec.episode.log_events import (
     EnvironmentUsed,
     EpisodeBegan,
     EpisodeEnded,
+    EpisodeHeld,
+    EpisodeReleased,
     LifeBegan,
     LogEvent,
     ModelFailed,
@@ -30,7 +32,7 @@ from dsec.episode.log_events import (
 )
 from dsec.episode.operations import ModelDecision, RoundRecord, TokenUsage
 from dsec.episode.tools import CommandOutput, ToolFailed
-from dsec.episode.totals import EnvironmentKind, EpisodeTotals
+from dsec.episode.totals import EpisodeTotals
 from dsec.episode.use import (
     AttemptUse,
     EnvironmentUse,
@@ -41,9 +43,6 @@ from dsec.episode.use import (
     sum_models,
     sum_tools,
 )
-
-HALTED = "halted"
-"""How the detail of a pause begins that somebody asked for; pauses between rounds are the episode's own."""
 
 
 class AttemptLedger:
@@ -58,7 +57,7 @@ class AttemptLedger:
         self._open: RoundDecided | None = None
         self._running: dict[str, int] = {}
         self._rounds = self._lives = self._events = 0
-        self._thinking_s = self._halted_s = 0.0
+        self._thinking_s = self._held_s = self._held_since_s = 0.0
         self._ended: EpisodeEnded | None = None
         self._missing: list[str] = []
 
@@ -85,6 +84,11 @@ class AttemptLedger:
                 self._fail(event)
             case EnvironmentUsed():
                 self._keep(event)
+            case EpisodeHeld():
+                self._held_since_s = self._held_since_s or event.at_s
+                self._seen(event.at_s)
+            case EpisodeReleased():
+                self._release(event.at_s)
             case StateSaved():
                 self._restart(event)
             case EpisodeEnded():
@@ -110,6 +114,7 @@ class AttemptLedger:
         if not self._environment:
             missing.append("its environment was not measured")
         moments = self._moments
+        held_s = self._held_s + (max(0.0, max(moments) - self._held_since_s) if self._held_since_s else 0.0)
         return AttemptUse(
             task=identity.task if identity else "",
             attempt=identity.attempt if identity else 1,
@@ -124,7 +129,7 @@ class AttemptLedger:
             tools=sum_tools(tools),
             wall_s=max(moments) - min(moments) if moments else 0.0,
             thinking_s=self._thinking_s,
-            halted_s=self._halted_s,
+            held_s=held_s,
             began_at_s=min(moments, default=0.0),
             ended_at_s=max(moments, default=0.0),
             ended=self._ended is not None,
@@ -170,10 +175,14 @@ class AttemptLedger:
                 cpu_s=max(0.0, event.cpu_s),
             )
         )
-        if event.kind is EnvironmentKind.PAUSED and event.detail.startswith(HALTED):
-            self._halted_s += seconds
         self._seen(event.began_s)
         self._seen(event.ended_s)
+
+    def _release(self, at_s: float) -> None:
+        if self._held_since_s:
+            self._held_s += max(0.0, at_s - self._held_since_s)
+        self._held_since_s = 0.0
+        self._seen(at_s)
 
     def _restart(self, state: StateSaved) -> None:
         """Take over what a whole state stands for, where what it covers was dropped."""
@@ -182,6 +191,7 @@ class AttemptLedger:
         self._identity, self._rounds = state.identity, state.number
         totals = state.totals
         self._lives = totals.lives
+        self._held_s, self._held_since_s = totals.held_s, totals.held_since_s
         self._models += _from_totals(totals)
         self._environment += [
             EnvironmentUse(kind=one.kind, time_s=one.seconds, memory_byte_s=one.memory_byte_s, cpu_s=one.cpu_s)

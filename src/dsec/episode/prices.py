@@ -32,13 +32,11 @@ class Prices:
         models: by the names that stand in logs.
         memory_usd_per_gib_s: of an environment's memory over time; None: nobody knows.
         cpu_usd_per_s: of its processor time.
-        source: where they come from, for people.
     """
 
     models: Mapping[str, TokenPrices] = field(default_factory=dict)
     memory_usd_per_gib_s: float | None = None
     cpu_usd_per_s: float | None = None
-    source: str = ""
 
 
 class CostKind(enum.Enum):

@@ -33,7 +33,7 @@ class GradedUse(Value, frozen=True, omit_defaults=True):
 
     @property
     def timely(self) -> bool:
-        """Whether it passed within its deadline; the time in which it was halted does not count."""
+        """Whether it passed within its deadline; the time in which it was held does not count."""
         return self.passed is True and (self.deadline_s is None or self.use.working_s <= self.deadline_s)
 
 

@@ -105,7 +105,7 @@ class AttemptUse(Value, frozen=True, omit_defaults=True):
         tools: what they did.
         wall_s: from its first to its last known moment, by the wall clock.
         thinking_s: of it, a model was waited for.
-        halted_s: of it, it stood still because somebody wanted that.
+        held_s: of it, it was held (paused, or its job was).
         began_at_s, ended_at_s: those moments, in seconds since the epoch; 0: not known.
         ended: whether it is over.
         error_code: how it ended, if not well.
@@ -125,7 +125,7 @@ class AttemptUse(Value, frozen=True, omit_defaults=True):
     tools: ToolUse = ToolUse()
     wall_s: float = 0.0
     thinking_s: float = 0.0
-    halted_s: float = 0.0
+    held_s: float = 0.0
     began_at_s: float = 0.0
     ended_at_s: float = 0.0
     ended: bool = False
@@ -134,13 +134,13 @@ class AttemptUse(Value, frozen=True, omit_defaults=True):
 
     @property
     def waiting_s(self) -> float:
-        """Seconds of it in which neither a model nor a tool was waited for."""
-        return max(0.0, self.wall_s - self.thinking_s - self.tools.time_s)
+        """Seconds of it in which neither a model nor a tool was waited for, nor was it held."""
+        return max(0.0, self.wall_s - self.held_s - self.thinking_s - self.tools.time_s)
 
     @property
     def working_s(self) -> float:
-        """Seconds that count against a deadline: all but those in which it was halted."""
-        return max(0.0, self.wall_s - self.halted_s)
+        """Seconds that count against a deadline: all but those in which it was held."""
+        return max(0.0, self.wall_s - self.held_s)
 
     @property
     def key(self) -> tuple[str, str, int]:

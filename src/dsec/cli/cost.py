@@ -1,0 +1,89 @@
+"""`dsec cost`: what a run cost, and where the money went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dsec.cli.context import Options, pass_options
+from dsec.cli.lazy import HELP_OPTIONS
+from dsec.cli.parameters import duration, json_option, size
+
+if TYPE_CHECKING:
+    from dsec.routing.price_table import PriceTable
+    from dsec.worker.ledger_report import CostReport
+
+_BY = ("task", "attempt", "model")
+
+
+@click.command(name="cost", context_settings=HELP_OPTIONS)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--by", type=click.Choice(_BY), default="task", show_default=True, help="What rows are made for.")
+@click.option("--prices", metavar="FILE", help="Price table: a file, or `chapter`.  [what episodes' specs say]")
+@click.option("--deadline", type=duration, metavar="TIME", help="Passed in time means within TIME.  [the specs']")
+@click.option("--memory", type=size, metavar="SIZE", help="Take a sandbox that was not measured to have held so much.")
+@click.option("--worker", type=click.Path(path_type=Path, file_okay=False), help="Its directory.  [STATE/worker]")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw it as SVG.")
+@json_option
+@pass_options
+def cost(
+    options: Options,
+    runs: tuple[str, ...],
+    by: str,
+    prices: str | None,
+    deadline: float | None,
+    memory: int | None,
+    worker: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Say what a run cost: for a submitted task, for one that passed, and for one that passed in time.
+
+    RUN is a job or an episode of this host's worker, or a directory: the --out of `dsec rollout run`, a worker's, or
+    the log of one episode. Every attempt counts, whatever became of it. What has no known price is named, and every
+    sum that lacks it is shown as at least so much.
+    """
+    from dsec.cli.cost_output import print_cost
+    from dsec.cli.output import note, print_json
+    from dsec.worker.ledger_pricing import price_run, price_source
+    from dsec.worker.ledger_reading import read_runs
+    from dsec.worker.ledger_report import By, cost_report
+
+    table = _price_table(prices)
+    place = worker or options.state_dir / "worker"
+    run = read_runs(runs, worker=place, memory_bytes=memory, deadline_s=deadline)
+    report = cost_report(
+        price_run(run, table), run=run.name, prices=price_source(table), by=By(by), problems=run.problems
+    )
+    print_json(report) if as_json else print_cost(report)
+    if plot is not None:
+        _draw(plot, report)
+        note(f"picture: {plot}")
+
+
+def _price_table(name: str | None) -> PriceTable | None:
+    """Return the table that was asked for: a file, or one that comes with the package."""
+    from dsec.base.errors import InvalidRequestError
+    from dsec.routing.price_table import parse_prices, shipped_prices
+
+    if name is None:
+        return None
+    path = Path(name)
+    if not path.exists() and path.name == name and not path.suffix:
+        return shipped_prices(name)
+    try:
+        return parse_prices(path.name, path.read_text(encoding="utf8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the price table {name} cannot be read", detail=str(error)) from error
+
+
+def _draw(path: Path, report: CostReport) -> None:
+    from dsec.base.errors import InvalidRequestError
+    from dsec.worker.report.money import money_svg
+
+    try:
+        path.write_text(money_svg(report), encoding="utf8", errors="replace")
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be written", detail=error.strerror or "") from error
