@@ -8,24 +8,35 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PLACES = {
+    "AgentPolicy": "dsec.episode.spec",
     "AsyncClient": "dsec.sdk._async.client",
+    "AsyncEpisodes": "dsec.sdk._async.episodes",
     "AsyncSandbox": "dsec.sdk._async.sandbox",
     "CheckpointInfo": "dsec.model.state",
     "Client": "dsec.sdk._sync.client",
     "CommandFailedError": "dsec.sdk.values",
     "DiskFullAction": "dsec.model.sandbox",
+    "EpisodeEnvironment": "dsec.episode.spec",
+    "EpisodeInfo": "dsec.episode.spec",
+    "EpisodeLimits": "dsec.episode.spec",
+    "EpisodeSpec": "dsec.episode.spec",
+    "EpisodeState": "dsec.episode.spec",
+    "Episodes": "dsec.sdk._sync.episodes",
     "FingerprintReport": "dsec.model.state",
     "JobInfo": "dsec.model.state",
     "JobReport": "dsec.model.state",
     "Lifetime": "dsec.model.sandbox",
     "MigrationReport": "dsec.model.state",
+    "ModelEndpoint": "dsec.episode.endpoint",
     "Network": "dsec.model.sandbox",
     "PackReport": "dsec.model.state",
     "Resources": "dsec.model.sandbox",
     "RunResult": "dsec.sdk.values",
     "Sandbox": "dsec.sdk._sync.sandbox",
+    "SandboxSpec": "dsec.model.sandbox",
     "ScrubRules": "dsec.model.state",
     "SnapshotInfo": "dsec.model.state",
+    "Verdict": "dsec.episode.log_events",
 }
 
 

@@ -177,10 +177,19 @@ from dsec.base.errors import (
 from dsec.base.errors import (
     WrongNodeError as WrongNodeError,
 )
+from dsec.episode.endpoint import ModelEndpoint as ModelEndpoint
+from dsec.episode.log_events import Verdict as Verdict
+from dsec.episode.spec import AgentPolicy as AgentPolicy
+from dsec.episode.spec import EpisodeEnvironment as EpisodeEnvironment
+from dsec.episode.spec import EpisodeInfo as EpisodeInfo
+from dsec.episode.spec import EpisodeLimits as EpisodeLimits
+from dsec.episode.spec import EpisodeSpec as EpisodeSpec
+from dsec.episode.spec import EpisodeState as EpisodeState
 from dsec.model.sandbox import DiskFullAction as DiskFullAction
 from dsec.model.sandbox import Lifetime as Lifetime
 from dsec.model.sandbox import Network as Network
 from dsec.model.sandbox import Resources as Resources
+from dsec.model.sandbox import SandboxSpec as SandboxSpec
 from dsec.model.state import CheckpointInfo as CheckpointInfo
 from dsec.model.state import FingerprintReport as FingerprintReport
 from dsec.model.state import JobInfo as JobInfo
@@ -190,8 +199,10 @@ from dsec.model.state import PackReport as PackReport
 from dsec.model.state import ScrubRules as ScrubRules
 from dsec.model.state import SnapshotInfo as SnapshotInfo
 from dsec.sdk._async.client import AsyncClient as AsyncClient
+from dsec.sdk._async.episodes import AsyncEpisodes as AsyncEpisodes
 from dsec.sdk._async.sandbox import AsyncSandbox as AsyncSandbox
 from dsec.sdk._sync.client import Client as Client
+from dsec.sdk._sync.episodes import Episodes as Episodes
 from dsec.sdk._sync.sandbox import Sandbox as Sandbox
 from dsec.sdk.values import CommandFailedError as CommandFailedError
 from dsec.sdk.values import RunResult as RunResult

@@ -49,7 +49,7 @@ async def test_why_an_earlier_node_ended_is_not_told(monkeypatch: pytest.MonkeyP
 async def test_a_node_that_never_answers_is_told_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _node_is(monkeypatch, "exit 0")
     monkeypatch.setattr(background, "START_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(background, "is_held", lambda state_dir: True)
+    monkeypatch.setattr(background, "is_held", lambda state_dir, server: True)
     with pytest.raises(NodeUnavailableError, match=r"does not answer after 0\.1 s"):
         await start_node(Options(), tmp_path)
 

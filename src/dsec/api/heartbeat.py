@@ -59,15 +59,16 @@ async def beating(events: AsyncIterator[T], beat: T, every_s: float) -> AsyncIte
     """
     both = _Beating(events, beat, every_s)
     send, receive = anyio.create_memory_object_stream[T](0)
+    beats = send.clone()
     failure: Exception | None = None
-    async with anyio.create_task_group() as group:
-        group.start_soon(both.produce, send)
-        group.start_soon(both.pulse, send.clone())
-        with receive:
+    with send, beats, receive:  # Here as well: a task that is cancelled before its first step closes nothing.
+        async with anyio.create_task_group() as group:
+            group.start_soon(both.produce, send)
+            group.start_soon(both.pulse, beats)
             try:
                 yield both.heard(receive)
             except Exception as error:  # noqa: BLE001 - raised below: a task group would wrap it.
                 failure = error
-        group.cancel_scope.cancel()
+            group.cancel_scope.cancel()
     if failure is not None:
         raise failure

@@ -206,7 +206,15 @@ def settings_from(values: Mapping[str, str]) -> NodeSettings:
     return msgspec.structs.replace(NodeSettings(), **parsed)
 
 
-OTHER_VARIABLES = ("DSEC_URL", "DSEC_TOKEN", "DSEC_CONFIG", "DSEC_SEED")
+OTHER_VARIABLES = (
+    "DSEC_URL",
+    "DSEC_TOKEN",
+    "DSEC_CONFIG",
+    "DSEC_SEED",
+    "DSEC_WORKER_URL",
+    "DSEC_WORKER_TOKEN",
+    "DSEC_WORKER_STATE_DIR",
+)
 """Variables of ours that are no settings of a node."""
 _OTHER_PREFIXES = ("DSEC_TEST_", "DSEC_CRASH_")
 _ALIKE = 0.8

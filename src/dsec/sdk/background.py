@@ -1,7 +1,6 @@
-"""Start a node of this host in the background: a process of its own that outlives whoever needed it first.
+"""Start a node of this host, or a worker, in the background: a process that outlives whoever needed it first.
 
-Several programs may start at once: each starts a node, one of them gets the state directory's lock, and all talk to
-that one.
+Several programs may start at once: each starts one, one of them gets the state directory's lock, and all talk to that.
 """
 
 from __future__ import annotations
@@ -22,9 +21,39 @@ from dsec.sdk.connect import answers
 START_TIMEOUT_S = 60.0
 """A node that adopts thousands of sandboxes needs some seconds; one that needs a minute has a problem to be told."""
 IDLE_EXIT_S = 600
-"""A background node leaves after this time without a request and without a sandbox to look after."""
+"""A background node leaves after this time without a request and without a sandbox to look after; a worker, without a
+request and without an episode that goes on."""
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What is started: its files in its state directory are called after it.
+
+    Attributes:
+        name: ``node`` or ``worker``.
+        command: by which it is started in the foreground.
+    """
+
+    name: str
+    command: str
+
+    @property
+    def socket(self) -> str:
+        return f"{self.name}.sock"
+
+    @property
+    def lock(self) -> str:
+        return f"{self.name}.lock"
+
+    @property
+    def log(self) -> str:
+        return f"{self.name}.log"
+
+
+NODE = Server(name="node", command="dsec up")
+WORKER = Server(name="worker", command="dsec worker up")
 
 
 def node_argv(state_dir: Path, options: Sequence[str] = ()) -> list[str]:
@@ -38,23 +67,40 @@ def node_argv(state_dir: Path, options: Sequence[str] = ()) -> list[str]:
     return [*argv, "up", "--socket-only", "--exit-when-idle", str(IDLE_EXIT_S)]
 
 
+def worker_argv(state_dir: Path, worker_dir: Path, options: Sequence[str] = ()) -> list[str]:
+    """Return the command line of a background worker.
+
+    Args:
+        state_dir: of the node of this host, which it drives unless `options` name another.
+        worker_dir: its own state directory.
+        options: further global options of the command line.
+    """
+    argv = [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), "--log-format", "json", *options]
+    return [*argv, "worker", "up", "--state-dir", str(worker_dir), "--exit-when-idle", str(IDLE_EXIT_S)]
+
+
 async def start_background_node(argv: Sequence[str], state_dir: Path) -> None:
-    """Start a node and return when its socket answers. What it says is in ``node.log`` of the state directory.
+    """Start a node; see `start_background`."""
+    await start_background(argv, state_dir, NODE)
+
+
+async def start_background(argv: Sequence[str], state_dir: Path, server: Server) -> None:
+    """Start a server and return when its socket answers. What it says is in its log in the state directory.
 
     Raises:
         NodeUnavailableError: it ended, or did not answer in time.
         InvalidRequestError: the state directory cannot be made.
     """
     _make_state_dir(state_dir)
-    log = _Log.of(state_dir / "node.log")
+    log = _Log.of(state_dir / server.log)
     child = _spawn(argv, log.path)
     try:
         with anyio.move_on_after(START_TIMEOUT_S):
-            await _wait_answers(child, state_dir, log)
+            await _wait_answers(child, state_dir, server, log)
             return
         raise NodeUnavailableError(
-            f"the node in {state_dir} does not answer after {START_TIMEOUT_S:g} s", detail=log.tail(),
-            resolution="run `dsec up` in the foreground and look what it waits for",
+            f"the {server.name} in {state_dir} does not answer after {START_TIMEOUT_S:g} s", detail=log.tail(),
+            resolution=f"run `{server.command}` in the foreground and look what it waits for",
         )  # fmt: skip
     finally:
         child.returncode = child.returncode if child.poll() is not None else 0  # It outlives us: nobody waits for it.
@@ -62,10 +108,10 @@ async def start_background_node(argv: Sequence[str], state_dir: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """What a node says from now on; why an earlier one ended would mislead.
+    """What a server says from now on; why an earlier one ended would mislead.
 
     Attributes:
-        path: the file, which all nodes of the state directory write to.
+        path: the file, which all of the state directory write to.
         begin: where this one begins.
     """
 
@@ -113,24 +159,24 @@ def _spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         os.close(descriptor)
 
 
-async def _wait_answers(child: subprocess.Popen[bytes], state_dir: Path, log: _Log) -> None:
-    while not await answers(state_dir / "node.sock"):
-        if child.poll() is not None and not is_held(state_dir):
-            raise _ended(child.returncode, state_dir, log)
+async def _wait_answers(child: subprocess.Popen[bytes], state_dir: Path, server: Server, log: _Log) -> None:
+    while not await answers(state_dir / server.socket):
+        if child.poll() is not None and not is_held(state_dir, server):
+            raise _ended(child.returncode, state_dir, server, log)
         await anyio.sleep(_POLL_S)
 
 
-def _ended(status: int, state_dir: Path, log: _Log) -> PlatformError:
+def _ended(status: int, state_dir: Path, server: Server, log: _Log) -> PlatformError:
     return NodeUnavailableError(
-        f"the node in {state_dir} ended with status {status}", detail=log.tail(),
-        resolution="`dsec doctor` says what this host lacks; `dsec up` shows the failure in the foreground",
+        f"the {server.name} in {state_dir} ended with status {status}", detail=log.tail(),
+        resolution=f"`dsec doctor` says what this host lacks; `{server.command}` shows the failure in the foreground",
     )  # fmt: skip
 
 
-def is_held(state_dir: Path) -> bool:
+def is_held(state_dir: Path, server: Server = NODE) -> bool:
     """Tell whether a live process holds the state directory's lock."""
     try:
-        with open(state_dir / "node.lock", "rb") as lock:
+        with open(state_dir / server.lock, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

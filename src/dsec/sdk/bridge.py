@@ -149,9 +149,9 @@ class Held(Generic[V, T]):
         *,
         task_status: TaskStatus[tuple[V, MemoryObjectReceiveStream[T]]],
     ) -> None:
-        send, receive = anyio.create_memory_object_stream[T](0)
         self._scope = anyio.CancelScope()
         async with manager as value:
+            send, receive = anyio.create_memory_object_stream[T](0)
             task_status.started((value, receive))
             with send, receive, self._scope:
                 await self._pass_on(value, send)

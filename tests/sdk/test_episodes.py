@@ -1,0 +1,157 @@
+"""Episodes through the SDK, blocking and not: batches, collecting, watching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from dsec import AsyncEpisodes, Episodes, EpisodeSpec, EpisodeState, NotFoundError, Verdict
+from dsec.api.episode_server import serve_episodes
+from dsec.base.errors import InvalidRequestError, LimitExceededError
+from dsec.episode.log_events import EpisodeEnded
+from dsec.episode.spec import EpisodeInfo, ScriptPolicy, UnknownOperation
+from dsec.episode.tools import Run
+from dsec.sdk import workers
+from dsec.sdk.episode_jobs import EpisodesProgress, batch_ids, collect, start_many
+from dsec.testing.memory_episodes import MemoryEpisodes
+
+
+def spec(number: int, job: str = "rl") -> EpisodeSpec:
+    return EpisodeSpec(task=f"t{number}", policy=ScriptPolicy(rounds=()), job=job)
+
+
+@pytest.fixture
+def memory() -> MemoryEpisodes:
+    return MemoryEpisodes()
+
+
+@pytest.fixture
+def portal() -> Iterator[BlockingPortal]:
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture
+def worker_url(memory: MemoryEpisodes, state_dir: Path, portal: BlockingPortal) -> Iterator[str]:
+    path = state_dir / "worker.sock"
+    with portal.wrap_async_context_manager(serve_episodes(memory, socket_path=path)):
+        yield f"unix:{path}"
+
+
+def test_the_blocking_half_does_what_the_worker_offers(
+    worker_url: str, memory: MemoryEpisodes, portal: BlockingPortal
+) -> None:
+    with Episodes(worker_url) as episodes:
+        info = episodes.start(spec(1), episode_id="ep-one")
+        assert episodes.list(job="rl") == [info]
+        assert episodes.spec("ep-one") == spec(1)
+        episodes.steer("ep-one", "hello", by="ana")
+        assert [event.sequence for event in episodes.events("ep-one", follow=False)] == [1, 2]
+        assert [each.state for each in episodes.pause_job("rl")] == [EpisodeState.PAUSED]
+        assert [each.state for each in episodes.resume_job("rl")] == [EpisodeState.RUNNING]
+        unknown = UnknownOperation(operation_id="ep-one.r1.d1.c0", call=Run(script="pay"), reason="?", number=1)
+        portal.call(lambda: memory.put("ep-one", unknown=(unknown,), state=EpisodeState.WAITING))
+        assert episodes.settle("ep-one", "ep-one.r1.d1.c0", Verdict.DID_NOT_HAPPEN).unknown == ()
+        portal.start_task_soon(_end, memory, "ep-one")
+        assert episodes.wait("ep-one").state is EpisodeState.ENDED
+        graded = episodes.grade("ep-one", passed=True, reward=0.5)
+        assert graded.grade is not None
+        assert graded.grade.reward == 0.5
+        with pytest.raises(NotFoundError):
+            next(episodes.events("ep-none"))
+
+
+async def _end(memory: MemoryEpisodes, episode_id: str) -> None:
+    memory.tell(episode_id, EpisodeEnded(reason="done"))
+
+
+def test_whoever_stops_watching_leaves_the_worker_alone(worker_url: str) -> None:
+    with Episodes(worker_url) as episodes:
+        episodes.start(spec(1), episode_id="ep-one")
+        for event in episodes.events("ep-one"):
+            assert event.sequence == 1
+            break
+        assert episodes.get("ep-one").state is EpisodeState.RUNNING
+
+
+def test_a_batch_of_a_job_has_the_same_ids_each_time_and_its_twins_have_their_own() -> None:
+    specs = [spec(1), spec(2), spec(1)]
+    ids = batch_ids(specs)
+    assert len(set(ids)) == 3
+    assert batch_ids(specs) == ids
+    assert batch_ids([spec(1), spec(1)]) == [ids[0], ids[2]]
+    assert batch_ids([spec(1, job="")]) != batch_ids([spec(1, job="")])
+
+
+@pytest.mark.anyio
+async def test_a_batch_is_started_once_however_often_it_is_asked_for(memory: MemoryEpisodes) -> None:
+    specs = [spec(number) for number in range(100)]
+    heard: list[EpisodesProgress] = []
+    infos = await start_many(memory, specs, at_once=7, on_progress=heard.append)
+    assert [info.task for info in infos] == [each.task for each in specs]
+    assert [progress.done for progress in heard] == list(range(1, 101))
+    assert await start_many(memory, specs) == infos
+    assert len(await memory.list()) == 100
+    assert await start_many(memory, []) == []
+    with pytest.raises(InvalidRequestError):
+        await start_many(memory, specs, ids=["ep-a"])
+
+
+@pytest.mark.anyio
+async def test_a_batch_that_the_worker_refuses_raises_the_refusal_itself(memory: MemoryEpisodes) -> None:
+    memory.error = LimitExceededError("enough")
+    with pytest.raises(LimitExceededError, match="enough"):
+        await start_many(memory, [spec(1), spec(2)])
+
+
+@pytest.mark.anyio
+async def test_episodes_are_collected_as_they_end_and_never_twice(memory: MemoryEpisodes) -> None:
+    infos = await start_many(memory, [spec(number) for number in range(4)])
+    ids = [info.episode_id for info in infos]
+    memory.tell(ids[2], EpisodeEnded())
+    memory.put(ids[0], state=EpisodeState.STOPPED)
+    heard: list[EpisodesProgress] = []
+    collected: list[EpisodeInfo] = []
+    final = {EpisodeState.ENDED, EpisodeState.STOPPED}
+    async for info in collect(memory, "rl", known={ids[0]}, final=final, on_progress=heard.append):
+        collected.append(info)
+        if len(collected) == 1:
+            memory.tell(ids[3], EpisodeEnded())
+            memory.tell(ids[1], EpisodeEnded())
+    assert [info.episode_id for info in collected] == [ids[2], ids[3], ids[1]]
+    assert heard[0] == EpisodesProgress(
+        done=2, total=4, states={EpisodeState.ENDED: 1, EpisodeState.STOPPED: 1, EpisodeState.RUNNING: 2}
+    )
+    assert heard[-1].done == 4
+    assert [info async for info in collect(memory, "rl", known=ids, final=final)] == []
+    assert [info async for info in collect(memory, "another")] == []
+
+
+@pytest.mark.anyio
+async def test_a_worker_of_this_host_is_started_when_none_answers_and_again_when_it_is_lost(
+    memory: MemoryEpisodes, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DSEC_WORKER_URL", raising=False)
+    monkeypatch.delenv("DSEC_WORKER_STATE_DIR", raising=False)
+    serving = None
+    started: list[list[str]] = []
+
+    async def start(argv: list[str], worker_dir: Path, server: object) -> None:
+        nonlocal serving
+        started.append(argv)
+        worker_dir.mkdir(exist_ok=True)
+        serving = serve_episodes(memory, socket_path=worker_dir / "worker.sock")
+        await serving.__aenter__()
+
+    monkeypatch.setattr(workers, "start_background", start)
+    async with AsyncEpisodes(state_dir=state_dir) as episodes:
+        await episodes.start(spec(1), episode_id="ep-one")
+        assert serving is not None
+        await serving.__aexit__(None, None, None)
+        assert (await episodes.get("ep-one")).task == "t1"
+    assert len(started) == 2
+    assert started[0][-5:] == ["up", "--state-dir", str(state_dir / "worker"), "--exit-when-idle", "600"]
+    await serving.__aexit__(None, None, None)
