@@ -95,6 +95,20 @@ class EnvironmentMode(enum.Enum):
     AUTOMATIC = "automatic"
 
 
+class LostFiles(enum.Enum):
+    """What to do when files of a committed round are gone with their sandbox, and only earlier ones were saved.
+
+    REFUSED: stop; somebody has to decide.
+    EXACT: carry out again, from the newest saved files on, what the log says was done to them; every result has to be
+        what it was.
+    TOLERATED: the same, and go on where results differ, which is written down.
+    """
+
+    REFUSED = "refused"
+    EXACT = "exact"
+    TOLERATED = "tolerated"
+
+
 class EpisodeEnvironment(Value, frozen=True, omit_defaults=True):
     """The sandbox that an episode acts on.
 
@@ -106,7 +120,10 @@ class EpisodeEnvironment(Value, frozen=True, omit_defaults=True):
         mode: where it is while the model thinks.
         keep: leave it when the episode has ended; one that was given by id is always left.
         snapshot_rounds: after so many rounds its files are saved in the store, so that the episode outlives the node;
-            0: never.
+            0: never. With 1, an environment that is rebuilt leaves nothing on its node between rounds.
+        lost_files: what to do when the sandbox is gone and the newest files in the store are older than the log.
+        preparations: command for ``/bin/sh`` that makes a sandbox ready for a tool, by the tool's name, such as the
+            start of a database before tests; run once in each sandbox, ahead of the tool's first use there.
     """
 
     sandbox: SandboxSpec = SandboxSpec()
@@ -116,6 +133,8 @@ class EpisodeEnvironment(Value, frozen=True, omit_defaults=True):
     mode: EnvironmentMode = EnvironmentMode.RESIDENT
     keep: bool = False
     snapshot_rounds: int = 0
+    lost_files: LostFiles = LostFiles.EXACT
+    preparations: dict[str, str] = {}
 
 
 class DeadlineMode(enum.Enum):
