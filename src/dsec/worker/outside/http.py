@@ -33,6 +33,7 @@ import anyio
 import msgspec
 
 from dsec.base.errors import (
+    CapabilityMissingError,
     DsecError,
     InvalidRequestError,
     OutsideUnavailableError,
@@ -44,9 +45,8 @@ from dsec.episode.tools import OutsideAnswer, ToolFailed
 from dsec.model.value import Value
 from dsec.worker.outside.exchange import HttpReply, HttpRequest, check_url, exchange
 from dsec.worker.outside.parameters import Parameter, arguments_type
-from dsec.worker.outside.port import ANSWER_BYTES, OutsideRequest, bounded_answer
+from dsec.worker.outside.port import ANSWER_BYTES, REFUSED, OutsideRequest, bounded_answer
 
-REFUSED = "outside_refused"
 _PLACE = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -179,7 +179,7 @@ class HttpOutside:
     async def compensate(self, request: OutsideRequest) -> None:
         """See the port."""
         if self._options.undo is None:
-            return
+            raise CapabilityMissingError(f"{self._name} cannot undo", resolution="say where, as `undo`")
         if not self._options.keys:
             await anyio.sleep(self._options.settle_s)
         await self._patiently(self._asking(request, self._options.undo), final=(404, 410))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dsec.base.errors import UnknownOutcomeError, WriterFencedError
+from dsec.base.errors import UnknownOutcomeError
 from dsec.episode.operations import Effect
 from dsec.episode.tools import OutsideAnswer, ToolFailed
-from dsec.worker.outside.port import OutsideRequest, bounded_answer
+from dsec.worker.outside.port import OutsideRequest, bounded_answer, fenced
 
 
 @dataclass(slots=True)
@@ -81,11 +81,3 @@ class MemoryOutside:
         newest = epochs[request.episode_id] = max(epochs.get(request.episode_id, 0), request.epoch)
         if newest > request.epoch:
             raise fenced(request, newest)
-
-
-def fenced(request: OutsideRequest, newest: int) -> WriterFencedError:
-    """Return the error for a request of a writer that was given up."""
-    return WriterFencedError(
-        f"{request.operation_id} was sent in epoch {request.epoch}, and epoch {newest} was here: nothing was done",
-        resolution="end this loop; one worker drives an episode",
-    )

@@ -22,12 +22,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dsec.base.errors import WriterFencedError
 from dsec.episode.content import Content
 from dsec.episode.operations import Effect
 from dsec.episode.tools import OutsideAnswer, ToolFailed
 
 ANSWER_BYTES = 64 * 1024
 """Kept of an answer."""
+REFUSED = "outside_refused"
+"""Code of a result: the system would not do it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,14 @@ def bounded_answer(data: bytes, *, status: str, truncated: bool = False) -> Outs
     # A cut through a character must not make bytes of what was text.
     content = Content(text=text) if is_cut and len(kept) - len(text.encode()) < 4 else Content.of(kept)
     return OutsideAnswer(content=content, status=status, truncated=is_cut)
+
+
+def fenced(request: OutsideRequest, newest: int) -> WriterFencedError:
+    """Return the error for a request of a writer that was given up."""
+    return WriterFencedError(
+        f"{request.operation_id} was sent in epoch {request.epoch}, and epoch {newest} was here: nothing was done",
+        resolution="end this loop; one worker drives an episode",
+    )
 
 
 class OutsideSystem(Protocol):
@@ -91,6 +102,7 @@ class OutsideSystem(Protocol):
         """Undo an operation if it happened. Idempotent.
 
         Raises:
+            CapabilityMissingError: it does not undo; it is not of the kind ``COMPENSATED``.
             OutsideUnavailableError: the system does not say that it is undone.
             WriterFencedError: as for `send`.
         """
