@@ -45,7 +45,13 @@ async def store_contents(
         async for batch in receive:
             ids.extend(await writer.add(batch))
 
-    await _both(reading.send_batches, write)
+    async def read_and_write() -> None:
+        await _both(reading.send_batches, write)
+
+    try:
+        await _at_once(look_ahead=reading.look_ahead, read_and_write=read_and_write)
+    finally:
+        reading.close()
     return reading.extents(ids)
 
 
@@ -55,13 +61,17 @@ async def _both(
 ) -> None:
     """Run both ends of a stream of one batch; the first failure ends the other one and is raised as itself."""
     send, receive = anyio.create_memory_object_stream[list[bytes]](1)
-    ends = {"produce": partial(produce, send), "consume": partial(consume, receive)}
+    async with send, receive:
+        await _at_once(produce=partial(produce, send), consume=partial(consume, receive))
+
+
+async def _at_once(**ends: Callable[[], Awaitable[None]]) -> None:
+    """Run what hands something on from one to the next; the first failure ends the others and is raised as itself."""
 
     async def run(end: str) -> None:
         await ends[end]()
 
-    async with send, receive:
-        await each_at_once(ends, run)
+    await each_at_once(ends, run)
 
 
 @dataclass(slots=True)
@@ -85,7 +95,11 @@ class _Batch:
 
 
 class _Reading:
-    """Reads the pieces of files, and remembers which part of which file each one was."""
+    """Reads the pieces of files, and remembers which part of which file each one was.
+
+    One task opens files and has them fetched, as far ahead as `_AHEAD_BYTES` and `_AHEAD_PARTS` allow: each alone is a
+    round to the disk. Another reads what was opened, while a third, the writer, hashes what was read.
+    """
 
     def __init__(self, tree: FrozenTree, contents: Sequence[tuple[bytes, Content]]) -> None:
         self._tree = tree
@@ -94,41 +108,71 @@ class _Reading:
         self._given: list[list[Part]] = []
         self._zeros: list[Part] = []
         self._ahead: deque[_Batch] = deque()
+        self._is_all = False
+        self._changed = anyio.Event()
+
+    def close(self) -> None:
+        """Close what was opened and not read. Nobody looks ahead or reads any more."""
+        for ahead in self._ahead:
+            ahead.files.close()
+
+    async def look_ahead(self) -> None:
+        """Open all files, never too many at once."""
+        while True:
+            while self._is_far_ahead():
+                await self._change()
+            opened = await anyio.to_thread.run_sync(self._open_batch)
+            self._is_all = not opened
+            self._tell_change()
+            if self._is_all:
+                return
 
     async def send_batches(self, send: ObjectSendStream[list[bytes]]) -> None:
+        """Read all files, in the order in which they were opened."""
         async with send:
-            try:
-                while batch := await anyio.to_thread.run_sync(self._read_batch):
+            while True:
+                while not self._ahead and not self._is_all:
+                    await self._change()
+                if not self._ahead:
+                    return
+                batch = await anyio.to_thread.run_sync(self._read_batch)
+                self._tell_change()
+                if batch:
                     await send.send(batch)
-            finally:
-                for ahead in self._ahead:
-                    ahead.files.close()
 
-    def _read_batch(self) -> list[bytes]:
-        """Read some pieces; none when there are no more."""
-        while True:
-            self._look_ahead()
-            if not self._ahead:
-                return []
-            wanted = self._ahead.popleft()
-            with wanted.files:
-                batch = [piece for parts in wanted.chunks if (piece := self._read(parts, wanted.readers)) is not None]
-            if batch:
-                return batch
+    async def _change(self) -> None:
+        await self._changed.wait()
 
-    def _look_ahead(self) -> None:
-        """Have files fetched before the first of them is waited for: each alone is a round to the disk."""
-        while sum(ahead.parts for ahead in self._ahead) < _AHEAD_PARTS:
-            wanted = _Batch()
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _is_far_ahead(self) -> bool:
+        parts, size = sum(each.parts for each in self._ahead), sum(each.size for each in self._ahead)
+        return parts >= _AHEAD_PARTS or size >= _AHEAD_BYTES
+
+    def _open_batch(self) -> bool:
+        """Open the files of some pieces and have them fetched; return whether there were any more."""
+        wanted = _Batch()
+        try:
             for parts in self._cut:
                 wanted.take(parts, self._tree)
                 if wanted.size >= _BATCH_BYTES or wanted.parts >= _BATCH_PARTS:
                     break
-            if not wanted.chunks:
-                return
+        except BaseException:
+            wanted.files.close()
+            raise
+        if wanted.chunks:
             self._ahead.append(wanted)
-            if sum(ahead.size for ahead in self._ahead) >= _AHEAD_BYTES:
-                return
+        return bool(wanted.chunks)
+
+    def _read_batch(self) -> list[bytes]:
+        """Read the pieces of what was opened first; none when they are but zeros."""
+        wanted = self._ahead[0]
+        with wanted.files:
+            batch = [piece for parts in wanted.chunks if (piece := self._read(parts, wanted.readers)) is not None]
+        self._ahead.popleft()  # Until now its files were open, and counted.
+        return batch
 
     def _read(self, parts: list[Part], files: dict[bytes, FileReader]) -> bytes | None:
         """Read one piece; None when it is but zeros, of which no chunk is made."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -44,7 +44,7 @@ from dsec.state.snapshot_contents import finish_entry, needed_chunks, restore_co
 from dsec.state.snapshot_objects import Root
 from dsec.state.trees import FrozenTree, NewTree
 from dsec.stores.at_once import each_at_once
-from dsec.stores.chunks import ChunkId, ChunkRepository, CollectionReport, StoredBytes
+from dsec.stores.chunks import ChunkId, ChunkRepository, ChunkWriter, CollectionReport, StoredBytes
 from dsec.stores.objects import ObjectStore
 
 MERGE_DEPTH = 20
@@ -58,6 +58,7 @@ _LONGEST_TRUST_S = 3600.0
 _READ_AT_ONCE = 8
 _NAMED_PROBLEMS = 100
 _CHUNKS_AT_ONCE = 256
+_PACKS, _MANIFEST = "packs", "manifest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +142,9 @@ class SnapshotStore:
         found = await _difference(tree, base if on is not None else None)
         if on is not None and (on.extents > MAXIMUM_EXTENTS // 2 or _is_too_much_for_a_delta(found)):
             on, found = None, await _difference(tree, None)
-        manifest, stored = await self._store_contents(tree, header, exported, found, on)
-        data = await anyio.to_thread.run_sync(encode_manifest, manifest)
-        name = manifest_name(data)
-        await objects.put_seen(self._store, objects.MANIFESTS + name.hex(), data)
+        written = await self._store_contents(tree, header, exported, found, on)
         self._check_time(began_s)
-        root = self._root(manifest, name, found, on, stored.stored_bytes + len(data))
+        root = self._root(written, found, on)
         duration_s = self._clock.boot_s() - (began_s if checkpointed_s is None else checkpointed_s)
         info = msgspec.structs.replace(root.info, duration_s=duration_s)
         root = msgspec.structs.replace(root, info=info)
@@ -310,22 +308,34 @@ class SnapshotStore:
         exported: bytes | None,
         found: Difference,
         on: _Parent | None,
-    ) -> tuple[Manifest, StoredBytes]:
+    ) -> _Written:
+        """Store what was found and the manifest that tells of it; both are durable then."""
         contents = [(path, entry) for path, entry in found.entries if isinstance(entry, Content)]
         async with self._chunks.writer() as writer:
             extents = await store_contents(tree, contents, writer)
             exported_extents = None if exported is None else _extents(exported, await writer.add(_pieces(exported)))
-            stored = await writer.flush()
-        manifest = Manifest(
-            header=header,
-            parent=None if on is None else bytes.fromhex(on.chain[-1]),
-            entries=tuple((path, finish_entry(entry, extents.get(path, ()))) for path, entry in found.entries),
-            removed=tuple(found.removed) if on is not None else (),
-            exported=exported_extents,
-            exported_bytes=0 if exported is None else len(exported),
-            packs=stored.packs[:MAXIMUM_PACKS],
-        )
-        return manifest, stored
+            packs = await writer.send()
+            manifest = Manifest(
+                header=header,
+                parent=None if on is None else bytes.fromhex(on.chain[-1]),
+                entries=tuple((path, finish_entry(entry, extents.get(path, ()))) for path, entry in found.entries),
+                removed=tuple(found.removed) if on is not None else (),
+                exported=exported_extents,
+                exported_bytes=0 if exported is None else len(exported),
+                packs=packs[:MAXIMUM_PACKS],
+            )
+            written = _Written(manifest)
+            await each_at_once((_PACKS, _MANIFEST), partial(self._finish, writer, written))
+        return written
+
+    async def _finish(self, writer: ChunkWriter, written: _Written, part: str) -> None:
+        """Wait for the last pack, or put the manifest meanwhile: before a root names it, nobody looks at it."""
+        if part == _PACKS:
+            written.stored = await writer.flush()
+            return
+        data = await anyio.to_thread.run_sync(encode_manifest, written.manifest)
+        written.name, written.size_bytes = manifest_name(data), len(data)
+        await objects.put_seen(self._store, objects.MANIFESTS + written.name.hex(), data)
 
     def _check_time(self, began_s: float) -> None:
         """Refuse to publish what may rely on something that was deleted meanwhile."""
@@ -335,7 +345,8 @@ class SnapshotStore:
                 f"saving the snapshot took {lasted_s:.0f} s, more than a quarter of the store's grace period"
             )
 
-    def _root(self, manifest: Manifest, name: bytes, found: Difference, on: _Parent | None, stored_bytes: int) -> Root:
+    def _root(self, written: _Written, found: Difference, on: _Parent | None) -> Root:
+        manifest, name = written.manifest, written.name
         header = manifest.header
         extents = sum(len(entry.extents) for _, entry in manifest.entries if isinstance(entry, (File, Patch)))
         info = SnapshotInfo(
@@ -350,7 +361,7 @@ class SnapshotStore:
             # The top directory is in every tree.
             files=found.added_entries + (-1 if on is None else on.info.files),
             content_bytes=found.added_bytes + (0 if on is None else on.info.content_bytes),
-            stored_bytes=stored_bytes,
+            stored_bytes=written.stored.stored_bytes + written.size_bytes,
             exported_bytes=None if manifest.exported is None else manifest.exported_bytes,
         )
         chain = (*(() if on is None else on.chain), name.hex())
@@ -399,6 +410,16 @@ class _Parent:
     info: SnapshotInfo
     chain: tuple[str, ...]
     extents: int
+
+
+@dataclass(slots=True)
+class _Written:
+    """What a save wrote: the manifest with its name and size, and the chunks that the store had not."""
+
+    manifest: Manifest
+    name: bytes = b""
+    size_bytes: int = 0
+    stored: StoredBytes = field(default_factory=StoredBytes)
 
 
 async def _difference(tree: FrozenTree, base: FrozenTree | None) -> Difference:

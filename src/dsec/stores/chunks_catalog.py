@@ -27,6 +27,11 @@ _AT_ONCE = 8
 _Result = TypeVar("_Result")
 
 
+def new_pack_name() -> str:
+    """Return a name that no other pack has, whoever writes it."""
+    return secrets.token_hex(16)
+
+
 class Catalog:
     """The packs of one repository.
 
@@ -77,9 +82,8 @@ class Catalog:
         else:
             self._trusted_until[pack] = began_s + min(self.grace_s / 4, _LONGEST_TRUST_S)
 
-    async def put(self, data: bytes, entries: list[PackEntry]) -> str:
-        """Store a pack and make sure of it; return its name."""
-        name = secrets.token_hex(16)
+    async def put(self, name: str, data: bytes, entries: list[PackEntry]) -> None:
+        """Store a pack under a name of `new_pack_name`, and make sure of it."""
         began_s = self.clock.boot_s()
         for _ in range(3):
             await self.store.put(PACKS + name, data)
@@ -90,7 +94,6 @@ class Catalog:
             raise _lost(self.store.url, name)
         await self.in_thread(lambda: self.index.add(name, len(data), entries))
         self._trusted_until[name] = began_s + min(self.grace_s / 4, _LONGEST_TRUST_S)
-        return name
 
     async def forget(self, packs: Iterable[str]) -> None:
         names = list(packs)

@@ -5,7 +5,7 @@ Memory: at most one batch, one pack being filled and two being sent, about 32 Mi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -13,7 +13,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from dsec.base.errors import DeadlineExceededError, DsecError, InvalidRequestError
-from dsec.stores.chunks_catalog import Catalog
+from dsec.stores.chunks_catalog import Catalog, new_pack_name
+from dsec.stores.chunks_index import Location
 from dsec.stores.chunks_pack import (
     MAXIMUM_ENTRIES,
     PackEntry,
@@ -61,6 +62,13 @@ class ChunkWriter:
             ids += await self._add_batch(batch)
         return ids
 
+    async def send(self) -> tuple[str, ...]:
+        """Begin to send what is left, and return the names of the packs in which everything given so far stands once
+        `flush` has returned: so that what tells of it can be written meanwhile. Raises as `add`.
+        """
+        await self._send()
+        return tuple(sorted(self._packs))
+
     async def flush(self) -> StoredBytes:
         """Return once every chunk given so far is durable, and say what the session has stored since it began.
 
@@ -93,24 +101,32 @@ class ChunkWriter:
 
     async def _add_batch(self, batch: list[bytes]) -> list[ChunkId]:
         self._raise_failure()
-        ids = await self._catalog.in_thread(lambda: [chunk_id(piece) for piece in batch])
+        looked = await self._catalog.in_thread(lambda: self._look(batch))
         self._chunks += len(batch)
         self._content_bytes += sum(map(len, batch))
-        wanted = {chunk: piece for chunk, piece in zip(ids, batch, strict=True) if chunk not in self._mine}
-        for chunk in await self._stored(wanted):
-            del wanted[chunk]
+        wanted, encoded = looked.wanted, looked.encoded
+        if encoded is None:
+            for chunk in await self._relied_on(looked.known):
+                del wanted[chunk]
+            encoded = await self._catalog.in_thread(lambda: _encoded(wanted))
         self._mine.update(wanted)
         self._new_chunks += len(wanted)
-        encoded = await self._catalog.in_thread(lambda: [encode_chunk(*item) for item in wanted.items()])
         for each in encoded:
             self._filling.take(each)
             if self._filling.is_full:
                 await self._send()
-        return ids
+        return looked.ids
 
-    async def _stored(self, wanted: Iterable[ChunkId]) -> list[ChunkId]:
+    def _look(self, batch: list[bytes]) -> _Looked:
+        """Hash a batch, look for it in the index, and compress it at once if nothing of it is known: each turn of a
+        thread costs as much as hashing a chunk."""
+        ids = [chunk_id(piece) for piece in batch]
+        wanted = {chunk: piece for chunk, piece in zip(ids, batch, strict=True) if chunk not in self._mine}
+        known = self._catalog.index.locate(wanted)
+        return _Looked(ids, wanted, known, None if known else _encoded(wanted))
+
+    async def _relied_on(self, known: Mapping[ChunkId, Sequence[Location]]) -> list[ChunkId]:
         """Return which of some chunks stand in packs that can be relied on."""
-        known = await self._catalog.locate(wanted)
         live = {spot.pack for spots in known.values() for spot in spots if not spot.doomed}
         trusted = await self._catalog.trusted(live)
         found: list[ChunkId] = []
@@ -131,13 +147,14 @@ class ChunkWriter:
                 await self._idle.wait()
             self._in_flight += 1
         self._raise_failure()
-        self._group.start_soon(self._put, filled)
+        name = new_pack_name()
+        self._packs.add(name)
+        self._group.start_soon(self._put, name, filled)
 
-    async def _put(self, filled: _Filling) -> None:
+    async def _put(self, name: str, filled: _Filling) -> None:
         try:
             data = await self._catalog.in_thread(lambda: build_pack(filled.chunks))
-            name = await self._catalog.put(data, filled.entries())
-            self._packs.add(name)
+            await self._catalog.put(name, data, filled.entries())
             self._objects += 1
             self._stored_bytes += len(data)
         except DsecError as error:
@@ -151,6 +168,27 @@ class ChunkWriter:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+
+@dataclass(slots=True)
+class _Looked:
+    """A batch that was looked for.
+
+    Attributes:
+        ids: its chunks.
+        wanted: contents that this session has not given to the store yet.
+        known: where those stand already, by the index.
+        encoded: what is to be stored; None: that depends on which packs can be relied on.
+    """
+
+    ids: list[ChunkId]
+    wanted: dict[ChunkId, bytes]
+    known: Mapping[ChunkId, Sequence[Location]]
+    encoded: list[StoredChunk] | None
+
+
+def _encoded(wanted: Mapping[ChunkId, bytes]) -> list[StoredChunk]:
+    return [encode_chunk(*item) for item in wanted.items()]
 
 
 @dataclass(slots=True)
