@@ -114,6 +114,10 @@ class ToolSet:
         kept = [tool for tool in self.tools if tool.name in names or tool.name in self._outside]
         return ToolSet(kept, shell=self._shell, outside=self._outside)
 
+    def with_outside(self, tools: Sequence[Tool], effects: Mapping[str, Effect]) -> ToolSet:
+        """Return the set with tools of systems outside, each with its kind of effect by its name."""
+        return ToolSet([*self.tools, *tools], shell=self._shell, outside={**self._outside, **effects})
+
     def call(self, name: str, arguments: str) -> AgentCall:
         """Return the call that a model wrote, whatever it wrote; never fails.
 

@@ -119,7 +119,7 @@ class HttpOutside:
         self._name = name
         self._options = options
         self._environment = environment
-        self.arguments = arguments_type(name, options.parameters)
+        arguments_type(name, options.parameters)
         known = {*options.parameters, "operation"}
         for what, url, method in self._endpoints():
             unknown = set(_PLACE.findall(url)) - known

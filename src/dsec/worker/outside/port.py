@@ -26,6 +26,7 @@ from dsec.base.errors import WriterFencedError
 from dsec.episode.content import Content
 from dsec.episode.operations import Effect
 from dsec.episode.tools import OutsideAnswer, ToolFailed
+from dsec.model.value import Value
 
 ANSWER_BYTES = 64 * 1024
 """Kept of an answer."""
@@ -51,6 +52,39 @@ class OutsideRequest:
     def episode_id(self) -> str:
         """The episode that the operation is of."""
         return self.operation_id.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideTool:
+    """A system outside as a model is offered it.
+
+    Attributes:
+        name: of the tool.
+        description: for the model.
+        arguments: type of its arguments; see `dsec.worker.outside.parameters.arguments_type`.
+        system: carries its calls out.
+    """
+
+    name: str
+    description: str
+    arguments: type[Value]
+    system: OutsideSystem
+
+
+class OutsideFactory(Protocol):
+    """Makes the tool of a spec: what an entry point in the group ``dsec.outside_systems`` is."""
+
+    def __call__(self, name: str, options: Mapping[str, Any], environment: Mapping[str, str]) -> OutsideTool:
+        """Return the tool.
+
+        Args:
+            name: of the tool.
+            options: of the adapter, from the episode's spec. What is secret is not in them: they name variables.
+            environment: the worker's variables.
+
+        Raises:
+            InvalidRequestError: the options are not what they can be.
+        """
 
 
 def bounded_answer(data: bytes, *, status: str, truncated: bool = False) -> OutsideAnswer:

@@ -132,7 +132,7 @@ class PostgresqlOutside:
     def __init__(self, name: str, options: PostgresqlOptions, *, environment: Mapping[str, str] = os.environ) -> None:
         self._name = name
         self._options = options
-        self.arguments = arguments_type(name, options.parameters)
+        arguments_type(name, options.parameters)
         self._check_statements()
         if options.isolation not in ISOLATIONS or options.timeout_s <= 0 or options.rows < 0:
             raise InvalidRequestError(
