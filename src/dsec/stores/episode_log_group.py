@@ -204,7 +204,8 @@ class _Waiter:
 
 
 class DurableLog:
-    """A log of a `GroupCommit`. Its calls are made by one task, the episode's loop; readings by anybody.
+    """A log of a `GroupCommit`. Its calls may be made by several tasks, such as an episode's loop and who steers it:
+    each event is then in front of or behind the others', and what one call appends stays together.
 
     Attributes:
         saves: how many saves were begun for rounds and announcements.
@@ -218,6 +219,7 @@ class DurableLog:
         self._log = log
         self._durability = durability
         self._is_busy = False
+        self._is_exclusive = False
         self._waiters: list[_Waiter] = []
         self._stopped = asyncio.Event()
         self._progressed = asyncio.Event()
@@ -347,8 +349,12 @@ class DurableLog:
 
     async def _append(self, event: LogEvent) -> int:
         self._check_usable()
-        if self._log.is_segment_full:
-            await self._exclusively(self._log.rotate)
+        while self._is_exclusive or self._log.is_segment_full:
+            if self._is_exclusive:
+                await self._wait_idle()
+                self._check_usable()
+            else:
+                await self._exclusively(self._log.rotate)
         try:
             return self._log.append(event)
         except DsecError as error:
@@ -374,8 +380,10 @@ class DurableLog:
             await self._wait_idle()
         self._check_usable()
         failures: list[Exception | None] = []
+        self._is_exclusive = True
         self._start(call, failures.append)
-        await self._wait_idle()
+        while not failures:
+            await self._wait_idle()
         if failures[0] is not None:
             raise failures[0]
 
@@ -393,7 +401,7 @@ class DurableLog:
         self._group.run(call, ended)
 
     def _ended(self, failure: Exception | None) -> None:
-        self._is_busy = False
+        self._is_busy = self._is_exclusive = False
         if failure is not None:
             self._note_failure(failure if isinstance(failure, DsecError) else InvalidStateError(str(failure)))
         waiters, self._waiters = self._waiters, []

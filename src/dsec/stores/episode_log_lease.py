@@ -170,6 +170,23 @@ async def hold_episode(
     return lease
 
 
+async def release_own(store: ObjectStore, episode_id: str, *, writer: str) -> bool:
+    """Give an episode up that a dead holder of the same name held; return whether there was one.
+
+    Only for who knows that the holder is dead and will not come back, such as who has its directory's lock.
+
+    Raises:
+        StoreUnavailableError: the store does not answer.
+    """
+    number = await _newest(store, check_episode_id(episode_id))
+    if not number or await _is_released(store, episode_id, number):
+        return False
+    if (await _record(store, _holder_key(episode_id, number))).writer != writer[:64]:
+        return False
+    await store.put(_released_key(episode_id, number), b"")
+    return True
+
+
 async def _newest(store: ObjectStore, episode_id: str) -> int:
     """Return the number of the newest holder. A list may be old: it says where to begin to ask."""
     prefix = _prefix(episode_id)
@@ -196,14 +213,17 @@ async def _is_released(store: ObjectStore, episode_id: str, number: int) -> bool
 
 async def _wait_lease(store: ObjectStore, episode_id: str, number: int, clock: Clock, poll_s: float) -> None:
     """Wait until a holder that does not beat any more cannot be valid, or gives up."""
-    key = _holder_key(episode_id, number)
-    try:
-        lease_s = msgspec.json.decode(await store.get(key), type=HolderRecord).lease_s
-    except msgspec.DecodeError as error:
-        raise StateCorruptedError(f"{store.url}/{key} is no record of a holder", detail=str(error)) from error
+    lease_s = (await _record(store, _holder_key(episode_id, number))).lease_s
     began_s = clock.boot_s()
     while clock.boot_s() - began_s < lease_s and not await _is_released(store, episode_id, number):  # noqa: ASYNC110
         await anyio.sleep(poll_s)
+
+
+async def _record(store: ObjectStore, key: str) -> HolderRecord:
+    try:
+        return msgspec.json.decode(await store.get(key), type=HolderRecord)
+    except msgspec.DecodeError as error:
+        raise StateCorruptedError(f"{store.url}/{key} is no record of a holder", detail=str(error)) from error
 
 
 def _held(episode_id: str, number: int) -> StateLockedError:

@@ -66,6 +66,7 @@ class Around:
         strategy: says what to do when it does not go well.
         make_policy: makes who decides when another model takes over; None: none can.
         window_bytes: of rounds that are kept in memory.
+        elapsed_s: how long the episode has gone on; None: what its log says.
         after_commit: called between rounds, once one is committed.
     """
 
@@ -75,6 +76,7 @@ class Around:
     strategy: RecoveryStrategy = field(default_factory=NoStrategy)
     make_policy: MakePolicy | None = None
     window_bytes: int = DEFAULT_WINDOW_BYTES
+    elapsed_s: Callable[[], float] | None = None
     after_commit: Callable[[RoundWindow], Awaitable[None]] | None = None
 
 
@@ -114,6 +116,10 @@ class Decider:
         self._clock = clock
         self._seed = seed
         self._failures = 0
+
+    def use(self, policy: EpisodePolicy) -> None:
+        """Let another policy decide from the next decision on."""
+        self._policy = policy
 
     async def decide(self) -> Proposal | Finished:
         """Return what is to be done next.
@@ -202,11 +208,11 @@ class Decider:
         self._failures = 0
 
     def _situation(self) -> Situation:
-        totals = self._progress.totals
+        totals, elapsed_s = self._progress.totals, self._around.elapsed_s
         return Situation(
             spec=self._around.spec,
             number=self._progress.last_round + 1,
-            elapsed_s=totals.elapsed_s(self._clock.wall_s()),
+            elapsed_s=totals.elapsed_s(self._clock.wall_s()) if elapsed_s is None else elapsed_s(),
             totals=totals,
             rounds=self._rounds,
             endpoint=totals.endpoint,

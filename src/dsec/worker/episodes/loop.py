@@ -135,6 +135,10 @@ class EpisodeLoop:
         self.rounds = RoundWindow(rounds, limit_bytes=self._around.window_bytes)
         self._decider = Decider(log, policy, self.rounds, self._around, clock, seed=self._decision_seed)
 
+    def use(self, policy: EpisodePolicy) -> None:
+        """Let another policy decide from the next decision on."""
+        self._decider.use(policy)
+
     async def run(self) -> EpisodeEnded | Waiting:
         """Go on until the episode ends, or waits for a verdict. May be called again after that was given.
 

@@ -1,0 +1,202 @@
+"""An episode in a worker's hands: its lease in the store, its log, and the copy of the log that goes there.
+
+The order is the one that the proofs ask for: hold the episode among all workers, bring the log back if only the store
+has it, open it, copy it. Whatever ends one of these ends the others: a lease that is over stops the log at its next
+acknowledgement, and an uploader that finds another history stops the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+from dsec.base.errors import DsecError, NotFoundError
+from dsec.episode.durability import Durability
+from dsec.episode.identity import EpisodeIdentity
+from dsec.episode.log_content import LogContent
+from dsec.episode.operations import RoundRecord
+from dsec.stores.episode_log_group import DurableLog
+from dsec.stores.episode_log_lease import StoreLease, hold_episode, release_own
+from dsec.stores.episode_log_place import LogPlace
+from dsec.stores.episode_log_remote import restore_log
+from dsec.stores.episode_log_upload import LogUploader
+from dsec.stores.objects import ObjectStore
+from dsec.worker.episodes.parts import WorkerParts
+
+
+class Holding:
+    """See `hold`.
+
+    Attributes:
+        log: of the episode.
+        rounds: the newest rounds, when the log was opened.
+        uploader: copies it; None: there is no store.
+    """
+
+    def __init__(
+        self,
+        parts: WorkerParts,
+        log: DurableLog,
+        rounds: Sequence[RoundRecord],
+        lease: StoreLease | None,
+        on_failure: Callable[[DsecError], None],
+    ) -> None:
+        self._parts = parts
+        self._lease = lease
+        self._scopes: list[anyio.CancelScope] = []
+        self._on_failure = on_failure
+        self._is_closed = False
+        self.log = log
+        self.rounds = rounds
+        self.uploader: LogUploader | None = None
+
+    @property
+    def uploaded_sequence(self) -> int:
+        """Up to which the store has the log without a gap."""
+        return self.uploader.watermark.sequence if self.uploader is not None else 0
+
+    def begin(self, store: ObjectStore, lease: StoreLease) -> None:
+        """Copy the log, and keep the lease, until this is closed."""
+        settings = self._parts.settings
+        self.uploader = LogUploader(
+            self.log.log, self.log.place, store, settings=settings.upload, limiter=self._parts.uploads
+        )
+        self._parts.tasks.start_soon(self._beside, self.uploader.run)
+        self._parts.tasks.start_soon(self._beside, lease.keep)
+
+    async def wait_uploaded(self, timeout_s: float) -> bool:
+        """Wait until all that is saved is in the store; return whether it is."""
+        if self.uploader is None:
+            return True
+        with anyio.move_on_after(timeout_s):
+            await self.uploader.wait_whole()
+        return self.uploader.is_whole
+
+    async def aclose(self) -> None:
+        """Let go; never fails. What is not copied is copied when the log is opened again."""
+        self._is_closed = True
+        for scope in self._scopes:
+            scope.cancel()
+        await self.log.aclose()
+        if self._lease is not None:
+            await _give_back(self._lease)
+
+    async def _beside(self, run: Callable[[], Awaitable[None]]) -> None:
+        if self._is_closed:
+            return
+        with anyio.CancelScope() as scope:
+            self._scopes.append(scope)
+            try:
+                await run()
+            except DsecError as error:
+                self._on_failure(error)
+
+
+async def hold(
+    parts: WorkerParts,
+    episode_id: str,
+    durability: Durability,
+    *,
+    identity: EpisodeIdentity,
+    on_saved: Callable[[], None],
+    on_failure: Callable[[DsecError], None],
+) -> Holding:
+    """Take an episode into this worker's hands; begin its log if it has none anywhere.
+
+    Args:
+        parts: of the worker.
+        episode_id: whose.
+        durability: when rounds are saved.
+        identity: with which the log begins.
+        on_saved: called after each save.
+        on_failure: hears what ends it from beside: another worker, another history.
+
+    Raises:
+        StateLockedError: another worker has it.
+        DsecError: disk or store failed, or the log is damaged.
+    """
+    lease = None if parts.store is None else await _lease(parts, parts.store, episode_id)
+    place = LogPlace(
+        directory=parts.shelf.log_directory(episode_id),
+        writer=parts.worker_id,
+        disk=parts.disk,
+        clock=parts.clock,
+        lease_s=parts.settings.lease_s,
+        segment_bytes=parts.settings.segment_bytes,
+        may_acknowledge=lease.is_valid if lease is not None else _always,
+    )
+    wakes: list[Callable[[], None]] = [on_saved]
+
+    def saved() -> None:
+        for wake in wakes:
+            wake()
+
+    try:
+        log, rounds = await _open(parts, place, durability, identity, saved)
+    except BaseException:
+        if lease is not None:
+            await _give_back(lease)
+        raise
+    holding = Holding(parts, log, rounds, lease, on_failure)
+    if parts.store is not None and lease is not None:
+        holding.begin(parts.store, lease)
+        assert holding.uploader is not None
+        wakes.append(holding.uploader.wake)
+    return holding
+
+
+def _always() -> bool:
+    return True
+
+
+async def _lease(parts: WorkerParts, store: ObjectStore, episode_id: str) -> StoreLease:
+    """Hold the episode. A lease that this directory's worker left when it died is over: its lock is ours now."""
+    await release_own(store, episode_id, writer=parts.worker_id)
+    return await hold_episode(
+        store,
+        episode_id,
+        writer=parts.worker_id,
+        clock=parts.clock,
+        lease_s=parts.settings.store_lease_s,
+        waits=True,
+    )
+
+
+async def _give_back(lease: StoreLease) -> None:
+    with anyio.move_on_after(5.0, shield=True):
+        try:
+            await lease.release()
+        except DsecError:
+            pass  # The next worker waits for the lease instead.
+
+
+async def _open(
+    parts: WorkerParts,
+    place: LogPlace,
+    durability: Durability,
+    identity: EpisodeIdentity,
+    on_saved: Callable[[], None],
+) -> tuple[DurableLog, Sequence[RoundRecord]]:
+    try:
+        log, content = await parts.group.open(place, durability, on_saved=on_saved)
+        return log, _newest(content)
+    except NotFoundError:
+        pass
+    if parts.store is not None and await _restored(place, parts.store):
+        log, content = await parts.group.open(place, durability, on_saved=on_saved)
+        return log, _newest(content)
+    return await parts.group.create(place, identity, durability, on_saved=on_saved), ()
+
+
+async def _restored(place: LogPlace, store: ObjectStore) -> bool:
+    try:
+        await restore_log(place, store)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _newest(content: LogContent) -> Sequence[RoundRecord]:
+    state = content.progress.state
+    return (*(state.recent if state is not None else ()), *content.rounds)

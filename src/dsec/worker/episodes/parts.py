@@ -1,0 +1,98 @@
+"""What the episodes of a worker share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+from anyio.abc import TaskGroup
+
+from dsec.base.clock import Clock
+from dsec.base.units import KIB, MIB
+from dsec.episode.operations import RoundRecord
+from dsec.episode.spec import EpisodeSpec
+from dsec.service.port import SandboxService
+from dsec.service.state import StateService
+from dsec.stores.episode_log_disk import Disk
+from dsec.stores.episode_log_group import DEFAULT_THREADS, GroupCommit
+from dsec.stores.episode_log_lease import DEFAULT_LEASE_S as STORE_LEASE_S
+from dsec.stores.episode_log_place import DEFAULT_SEGMENT_BYTES
+from dsec.stores.episode_log_tenure import DEFAULT_LEASE_S
+from dsec.stores.episode_log_upload import UploadSettings
+from dsec.stores.objects import ObjectStore
+from dsec.worker.episodes.ports import EnvironmentFactory, HandsFactory, PolicyFactory, RecoveryStrategy
+from dsec.worker.episodes.shelf import Shelf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """How a worker works.
+
+    Attributes:
+        at_once: loops that run at once; other episodes are queued.
+        episodes: that have not ended; more are refused.
+        threads: that wait for the disk.
+        lease_s: how long another writer on this host waits for one that stands still.
+        store_lease_s: how long another worker waits for one whose store does not answer; see `episode_log_lease`.
+        backoff_s: waits before an episode that a failure of the platform stopped is tried again; then it stays stopped.
+        uploads_at_once: puts to the store under way, of all episodes together.
+        upload: how a log is copied.
+        upload_wait_s: how long an ended episode, or the end of the worker, waits for the copy.
+        state_bytes: a log that has grown so much since its last whole state is given one, once all of it is uploaded.
+        steering_bytes: of one thing that an episode is told.
+        segment_bytes: of a log.
+    """
+
+    at_once: int = 1000
+    episodes: int = 10_000
+    threads: int = DEFAULT_THREADS
+    lease_s: float = DEFAULT_LEASE_S
+    store_lease_s: float = STORE_LEASE_S
+    backoff_s: Sequence[float] = (1.0, 5.0, 25.0)
+    uploads_at_once: int = 16
+    upload: UploadSettings = field(default_factory=UploadSettings)
+    upload_wait_s: float = 10.0
+    state_bytes: int = 8 * MIB
+    steering_bytes: int = 64 * KIB
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerParts:
+    """What the episodes of a worker share.
+
+    Attributes:
+        shelf: the directory.
+        worker_id: who writes, for people and leases.
+        service, state: where sandboxes are.
+        store: where logs are copied; None: nowhere.
+        group: saves logs.
+        tasks: in which everything of the worker runs.
+        loops: a place for each loop that may run.
+        uploads: shared by all uploaders.
+        settings: how it works.
+        clock: tells times.
+        disk: where logs are.
+        environments, policies, hands: see `dsec.worker.episodes.ports`.
+        strategy: returns who decides what to do when an episode does not go well.
+        recorded: reads the rounds of an episode.
+    """
+
+    shelf: Shelf
+    worker_id: str
+    service: SandboxService
+    state: StateService
+    store: ObjectStore | None
+    group: GroupCommit
+    tasks: TaskGroup
+    loops: anyio.CapacityLimiter
+    uploads: anyio.CapacityLimiter
+    settings: WorkerSettings
+    clock: Clock
+    disk: Disk
+    environments: EnvironmentFactory
+    policies: PolicyFactory
+    hands: HandsFactory
+    strategy: Callable[[EpisodeSpec], RecoveryStrategy]
+    recorded: Callable[[str], Awaitable[Sequence[RoundRecord]]]
