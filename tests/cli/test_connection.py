@@ -13,7 +13,7 @@ from dsec.base.errors import InvalidRequestError, InvalidStateError, NodeUnavail
 from dsec.cli import connection
 from dsec.cli.connection import node_argv, open_service, start_node
 from dsec.cli.context import Options
-from dsec.cli.up import holder
+from dsec.cli.serving import holder
 from dsec.node.lock import hold_state
 from dsec.sdk import background
 from dsec.sdk.background import is_held

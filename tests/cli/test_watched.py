@@ -9,7 +9,7 @@ import pytest
 
 from dsec.base.clock import ManualClock
 from dsec.cli import watched
-from dsec.cli.watched import Watched
+from dsec.cli.watched import Watched, has_sandboxes
 from dsec.service.port import SandboxService
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ class _Service:
     def __init__(self) -> None:
         self.listed: list[str] = []
 
-    async def list(self) -> list[str]:
+    async def list(self) -> Any:
         return self.listed
 
     async def images(self) -> list[str]:
@@ -33,7 +33,7 @@ async def _steps_until_idle(
 ) -> int:
     """Let each sleep of the watch move the clock; run `at[n]` in the n-th sleep; return how many sleeps it took."""
     clock = ManualClock()
-    watch = Watched(cast(SandboxService, service), clock)
+    watch = Watched(cast(SandboxService, service), clock, has_sandboxes)
     steps = 0
 
     async def sleep(seconds: float) -> None:
@@ -55,7 +55,7 @@ async def test_idle_after_the_limit_without_requests_and_sandboxes(monkeypatch: 
 
 
 async def test_a_request_starts_the_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(watch: Watched) -> None:
+    async def use(watch: Watched[SandboxService]) -> None:
         await watch.service.images()
 
     assert await _steps_until_idle(_Service(), monkeypatch, 40.0, at={3: use}) == 7
@@ -65,7 +65,7 @@ async def test_a_sandbox_keeps_the_node(monkeypatch: pytest.MonkeyPatch) -> None
     service = _Service()
     service.listed = ["sbx-1"]
 
-    async def end(_: Watched) -> None:
+    async def end(_: Watched[SandboxService]) -> None:
         service.listed = []
 
     assert await _steps_until_idle(service, monkeypatch, 40.0, at={10: end}) == 13

@@ -36,6 +36,8 @@ class Options:
 
     url: str | None = None
     token: str | None = None
+    worker_url: str | None = None
+    worker_token: str | None = None
     state_dir_option: Path | None = None
     config_file: Path | None = None
     overrides: tuple[str, ...] = ()

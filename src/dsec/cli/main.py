@@ -27,6 +27,8 @@ _COMMANDS = {
     "task": Lazy("dsec.cli.task:task", "Check task folders and import data sets as tasks."),
     "rollout": Lazy("dsec.cli.rollout:rollout", "Run a batch of tasks and report."),
     "cost": Lazy("dsec.cli.cost:cost", "Say what a run cost, and where the money went."),
+    "worker": Lazy("dsec.cli.worker:worker", "Run the worker of this host, which drives episodes."),
+    "episode": Lazy("dsec.cli.episode:episode", "Start, watch, steer and settle episodes."),
     "plan": Lazy("dsec.cli.plan:plan", "Say what a workload needs, what it costs, and why."),
     "gateway": Lazy("dsec.cli.gateway:gateway", "One door to many model services: routes, limits, keys and prices."),
     "model": Lazy("dsec.cli.model:model", "Record what a chat model answers, and answer in its place."),
@@ -35,7 +37,7 @@ _COMMANDS = {
     "completion": Lazy("dsec.cli.completion:completion", "Print the completion script of a shell."),
 }
 
-_USUAL = frozenset({"DSEC_URL", "DSEC_TOKEN", "DSEC_STATE_DIR", "DSEC_CONFIG"})
+_USUAL = frozenset({"DSEC_URL", "DSEC_TOKEN", "DSEC_STATE_DIR", "DSEC_CONFIG", "DSEC_WORKER_URL", "DSEC_WORKER_TOKEN"})
 """Variables that need no look at the table of settings."""
 
 

@@ -14,16 +14,16 @@ import click
 import msgspec
 
 from dsec.base.clock import SystemClock
-from dsec.base.errors import DeadlineExceededError, InvalidStateError
-from dsec.base.units import MIB, format_duration
+from dsec.base.units import MIB
 from dsec.cli.connection import open_service
 from dsec.cli.context import Options, pass_options
 from dsec.cli.leave import leave_host
 from dsec.cli.output import note, print_fields, print_json_line
 from dsec.cli.parameters import duration
+from dsec.cli.serving import end_process, holder, wait_end
 from dsec.cli.settings import load
 from dsec.cli.token import obtain_token
-from dsec.cli.watched import Watched
+from dsec.cli.watched import Watched, has_sandboxes
 from dsec.linux.malloc import keep_freed_memory
 from dsec.model.sandbox import SandboxFilter, SandboxState
 from dsec.node import namespace
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from dsec.service.port import SandboxService
 
 DEFAULT_PORT = 8620
-_STOP_TIMEOUT_S = 60.0
-"""A graceful shutdown lets requests finish; see `dsec.api.application.Limits.grace_s`."""
 
 
 @click.command(name="up")
@@ -66,13 +64,13 @@ def up(options: Options, host: str, port: int, socket_only: bool, exit_when_idle
 
     async def run() -> None:
         async with _open_node(settings, reachable=not socket_only) as node:
-            watched = Watched(node, SystemClock())
+            watched = Watched(node, SystemClock(), has_sandboxes)
             gate = None if socket_only else await _gate(settings, node)
             async with _serve(watched.service, loaded.state_dir, host, None if socket_only else port, gate) as serving:
                 # Whoever reads where the node is may end it at once.
                 with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                     _announce(serving, loaded.state_dir, as_json=as_json)
-                    why = await _wait_end(signals, watched, exit_when_idle)
+                    why = await wait_end(signals, exit_when_idle, watched.wait_idle)
                 note(f"{why}: shutting down; sandboxes stay")
 
     options.run_alone(run)
@@ -128,28 +126,6 @@ def _announce(serving: Serving, state_dir: Path, *, as_json: bool) -> None:
         print_fields(where.items())
 
 
-async def _wait_end(signals: AsyncIterator[signal.Signals], watched: Watched, idle_s: float | None) -> str:
-    """Wait for a signal or for idleness; return which."""
-    reasons: list[str] = []
-    async with anyio.create_task_group() as group:
-
-        async def wait_signal() -> None:
-            async for number in signals:
-                reasons.append(number.name)
-                group.cancel_scope.cancel()
-                return
-
-        async def wait_idle(limit_s: float) -> None:
-            await watched.wait_idle(limit_s)
-            reasons.append(f"idle for {format_duration(limit_s)}")
-            group.cancel_scope.cancel()
-
-        group.start_soon(wait_signal)
-        if idle_s is not None:
-            group.start_soon(wait_idle, idle_s)
-    return reasons[0]
-
-
 @click.command(name="down")
 @click.option("--destroy", is_flag=True, help="Destroy and forget all sandboxes and pools first.")
 @pass_options
@@ -164,7 +140,7 @@ def down(options: Options, destroy: bool) -> None:
         note(f"{removed} sandboxes destroyed")
     if is_held(state_dir):
         pid = holder(state_dir)
-        options.run_alone(lambda: _end(pid))
+        options.run_alone(lambda: end_process(pid))
         note(f"the node in {state_dir} (process {pid}) has ended")
     else:
         note(f"no node runs in {state_dir}")
@@ -191,44 +167,3 @@ async def _destroy_all(options: Options) -> int:
             for info in found:
                 group.start_soon(remove, info.sandbox_id)
     return len(found)
-
-
-def holder(state_dir: Path) -> int:
-    """Return the process id of the node that holds the state directory.
-
-    Raises:
-        InvalidStateError: a program that embeds its node holds it; ending that is not ours to do.
-    """
-    try:
-        pid = int((state_dir / "node.lock").read_text())
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError) as error:
-        raise InvalidStateError(f"who holds {state_dir} cannot be told", detail=str(error)) from error
-    if b"up" not in argv:
-        command = b" ".join(argv).decode(errors="replace").strip()
-        raise InvalidStateError(
-            f"process {pid} has the node of {state_dir} inside it",
-            detail=command,
-            resolution="end that program instead",
-        )
-    return pid
-
-
-async def _end(pid: int) -> None:
-    """Ask the node to end and wait until its process has."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        with anyio.fail_after(_STOP_TIMEOUT_S):
-            await anyio.wait_readable(process)  # A process descriptor is readable once the process has ended.
-    except ProcessLookupError:
-        return
-    except TimeoutError as error:
-        raise DeadlineExceededError(
-            f"process {pid} has not ended after {_STOP_TIMEOUT_S:g} s", resolution=f"kill -9 {pid}: nothing is lost"
-        ) from error
-    finally:
-        os.close(process)
