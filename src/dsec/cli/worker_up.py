@@ -128,12 +128,12 @@ async def _open_worker(
 ) -> AsyncIterator[EpisodeWorker]:
     from dsec.stores.opening import open_store
     from dsec.worker.episodes.parts import WorkerSettings
-    from dsec.worker.episodes.worker import EpisodeWorker
+    from dsec.worker.episodes.standard import standard_worker
 
     opened = None if store is None else open_store(store)
     try:
-        worker = EpisodeWorker(directory, service, state_of(service), opened, WorkerSettings(at_once=loops))
-        async with worker:
+        settings = WorkerSettings(at_once=loops)
+        async with standard_worker(directory, service, state_of(service), opened, settings) as worker:
             yield worker
     finally:
         if opened is not None:
