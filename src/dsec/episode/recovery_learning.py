@@ -48,7 +48,7 @@ def repaired_after(by: str) -> FailureKind | None:
     return _kind(by.removeprefix(_BY)) if by.startswith(_BY) else None
 
 
-def changed_after(reason: str) -> FailureKind | None:
+def escalated_after(reason: str) -> FailureKind | None:
     """Return the failure that a change of models was for; None: a person changed it."""
     return _kind(reason.partition(":")[0])
 
@@ -158,7 +158,7 @@ class _Reader:
         self._open = _Open(step, model, failed, is_ours=is_ours)
 
     def _change(self, event: ModelChanged) -> None:
-        kind = changed_after(event.reason)
+        kind = escalated_after(event.reason)
         if kind is None:
             self._open = _Open(Step.ESCALATE, model_name(event.model), None, is_ours=False)
         elif self._open is not None and self._open.is_fresh and self._open.step is Step.REPAIR:

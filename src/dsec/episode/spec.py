@@ -164,6 +164,40 @@ class EpisodeLimits(Value, frozen=True, omit_defaults=True):
     cost_usd: float | None = None
 
 
+class EpisodeCheck(Value, frozen=True, omit_defaults=True):
+    """A command that says whether a submission is accepted; one that is not goes back to who decides, with its output.
+
+    It runs in the episode's own sandbox, which the agent may have changed: it is a help to the agent, and no verdict.
+
+    Attributes:
+        command: for ``/bin/sh``, in the episode's directory; exit code 0 accepts.
+        timeout_s: seconds it may take; longer is not accepted.
+        user: it runs as; empty: the image's own.
+        shown_bytes: of the end of its output that the agent is told; 0: only that it failed.
+    """
+
+    command: str
+    timeout_s: float = 600.0
+    user: str = ""
+    shown_bytes: int = 8 * 1024
+
+
+class EpisodeRecovery(Value, frozen=True, omit_defaults=True):
+    """What is tried when an episode does not go well (docs/recovery-tree.md).
+
+    Attributes:
+        repairs: how often one model is told what is wrong and goes on; then a stronger one takes over, if there is one.
+        worth_usd: what success is worth; None: success goes before money.
+        least_success: what is less likely to help is not tried.
+        enough: tries from which on a measured probability is believed.
+    """
+
+    repairs: int = 2
+    worth_usd: float | None = None
+    least_success: float = 0.02
+    enough: int = 20
+
+
 class OutsideSpec(Value, frozen=True, omit_defaults=True):
     """A system outside the sandbox that the tools of an episode may use, by an adapter that the worker has.
 
@@ -191,6 +225,8 @@ class EpisodeSpec(Value, frozen=True, omit_defaults=True):
         seed: of everything random in it that we draw.
         durability: when a round is saved.
         limits: when it ends by itself.
+        check: says whether a submission is accepted; None: each is.
+        recovery: what is tried when it does not go well.
         outside: systems outside that its tools may use.
         shell_effect: what commands may do; `Effect.ONCE.value` where their sandbox reaches systems outside.
         metadata: the trainer's own.
@@ -205,6 +241,8 @@ class EpisodeSpec(Value, frozen=True, omit_defaults=True):
     seed: int = 0
     durability: Durability = Durability()
     limits: EpisodeLimits = EpisodeLimits()
+    check: EpisodeCheck | None = None
+    recovery: EpisodeRecovery = EpisodeRecovery()
     outside: tuple[OutsideSpec, ...] = ()
     shell_effect: str = "workspace"
     metadata: dict[str, str] = {}

@@ -39,7 +39,7 @@ def with_event(totals: EpisodeTotals, event: BesideEvent, *, last_round: int) ->
         case ModelFailed():
             return _with_model(totals, event.model, event.usage, failed=1)
         case ModelChanged():
-            return replace(totals, endpoint=event.endpoint)
+            return replace(totals, endpoint=event.endpoint, changed_after=last_round)
         case EpisodeHeld():
             return replace(totals, held_since_s=totals.held_since_s or event.at_s)
         case EpisodeReleased():

@@ -98,6 +98,7 @@ class EpisodeTotals(Value, frozen=True, omit_defaults=True):
         environment: one entry for each kind, in the order of their first use.
         steered: the newest things it was told, the oldest of them first.
         endpoint: who decides now, if that was changed; None: as the spec says.
+        changed_after: the last round that was committed when that was changed; 0: it was not, or before any.
     """
 
     lives: int = 0
@@ -109,6 +110,7 @@ class EpisodeTotals(Value, frozen=True, omit_defaults=True):
     environment: tuple[EnvironmentTotal, ...] = ()
     steered: tuple[Steering, ...] = ()
     endpoint: ModelEndpoint | None = None
+    changed_after: int = 0
 
     def elapsed_s(self, now_s: float) -> float:
         """Return how long the episode has gone on by the wall clock, without the times in which it was held."""

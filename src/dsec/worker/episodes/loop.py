@@ -356,7 +356,8 @@ class EpisodeLoop:
             for operation, result in zip(self.rounds[-1].decision.operations, self.rounds[-1].results, strict=True):
                 if isinstance(operation.call, Submit) and not isinstance(result, ToolFailed):
                     return EpisodeEnded(reason="submitted")
-        useless = self.rounds.useless
+        # Rounds of a model that another one took over from count against nobody any more.
+        useless = min(self.rounds.useless, self._progress.last_round - self._progress.totals.changed_after)
         if useless >= self._limits.useless_rounds:
             return EpisodeEnded(
                 reason=f"{useless} rounds in a row held nothing that could be carried out", error_code=UNUSABLE_ANSWERS
