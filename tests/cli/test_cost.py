@@ -24,6 +24,7 @@ from dsec.stores.episode_log_place import LogPlace
 from dsec.testing.episodes import round_record
 from dsec.verification.attempt_result import AttemptResult, encode_result
 from dsec.verification.outcome import Outcome, Verdict
+from dsec.worker.episodes.shelf import KeptSpec
 from dsec.worker.framed_log import FramedLog
 from dsec.worker.grades import GradeBook
 from dsec.worker.layout import MANIFEST_NAME, RESULTS_NAME
@@ -54,6 +55,7 @@ def episode(
     spec = EpisodeSpec(
         task=task, job="night", policy=AgentPolicy(model=endpoint), limits=EpisodeLimits(deadline_s=15.0)
     )
+    kept = KeptSpec(version=1, created_at_s=100.0, spec=spec)
     decided = msgspec.structs.replace(round_record(1).decision, model=SONNET, usage=USAGE, operations=())
     record = msgspec.structs.replace(
         round_record(1), decision=decided, results=(), attempts=(), committed_at_s=100.0 + took_s, decide_s=took_s
@@ -73,7 +75,7 @@ def episode(
         EpisodeEnded(reason="submitted", at_s=100.0 + took_s),
     )
     (worker / "episodes").mkdir(parents=True, exist_ok=True)
-    (worker / "episodes" / f"{name}.json").write_bytes(msgspec.json.encode(spec))
+    (worker / "episodes" / f"{name}.json").write_bytes(msgspec.json.encode(kept))
     log = create_log(LogPlace(directory=worker / "episodes" / name), EpisodeIdentity(episode_id=name, task=task))
     for event in events:
         log.append(event)

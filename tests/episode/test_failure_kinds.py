@@ -95,7 +95,7 @@ def test_rounds_in_which_every_tool_failed_are_seen() -> None:
         ("", None, None),
         ("", False, FailureKind.CHECK_FAILED),
         ("unusable_answers", None, FailureKind.USELESS),
-        ("deadline_passed", False, FailureKind.LIMITED),
+        ("deadline_exceeded", False, FailureKind.LIMITED),
         ("stuck", None, FailureKind.STUCK),
         ("backend_timeout", None, FailureKind.MODEL_FAILED),
         ("sandbox_exited", None, FailureKind.LOST),

@@ -21,9 +21,9 @@ from dsec.episode.tools import CommandOutput, ToolFailed, ToolResult
 
 CHECK_FAILED_CODE = "check_failed"
 """Code of the result of a submission that its check found wanting."""
-DEADLINE_PASSED = "deadline_passed"
-COST_LIMIT_REACHED = "cost_limit_reached"
-COST_UNKNOWN = "cost_unknown"
+DEADLINE_PASSED = "deadline_exceeded"
+COST_REACHED = "budget_exhausted"
+_LIMITED = ("too_many_rounds", DEADLINE_PASSED, COST_REACHED)
 STUCK_ROUNDS = 4
 """Rounds in a row with the same calls and the same results."""
 
@@ -114,7 +114,7 @@ def failure_of_end(error_code: str, *, passed: bool | None) -> FailureKind | Non
     match error_code:
         case "unusable_answers":
             return FailureKind.USELESS
-        case "too_many_rounds" | "deadline_passed" | "cost_limit_reached" | "cost_unknown":
+        case _ if error_code in _LIMITED:
             return FailureKind.LIMITED
         case "check_failed":
             return FailureKind.CHECK_FAILED

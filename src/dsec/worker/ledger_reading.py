@@ -30,12 +30,13 @@ from dsec.stores.episode_log_reading import read_episode_log
 from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
 from dsec.verification.stages import Stage
+from dsec.worker.episodes.shelf import KeptSpec
 from dsec.worker.grades import GRADES_NAME, read_grades
 from dsec.worker.layout import MANIFEST_NAME
 from dsec.worker.output import read_results
 
 EPISODES_NAME = "episodes"
-_SPEC_DECODER = msgspec.json.Decoder(EpisodeSpec)
+_SPEC_DECODER = msgspec.json.Decoder(KeptSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class _Reader:
         """Read the spec beside a log; None: there is none that can be read."""
         path = log.with_name(f"{log.name}.json")
         try:
-            return _SPEC_DECODER.decode(path.read_bytes())
+            return _SPEC_DECODER.decode(path.read_bytes()).spec
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, DsecError) as error:

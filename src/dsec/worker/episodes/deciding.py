@@ -17,7 +17,6 @@ import anyio
 from dsec.base.clock import Clock
 from dsec.base.errors import BackendFailedError, CallerError, DsecError
 from dsec.episode.endpoint import ModelEndpoint
-from dsec.episode.failure_kinds import DEADLINE_PASSED
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity
 from dsec.episode.log_events import EpisodeSteered, ModelChanged, ModelFailed
 from dsec.episode.spec import EpisodeSpec, ScriptPolicy
@@ -38,9 +37,6 @@ from dsec.worker.episodes.ports import (
     hear_nothing,
 )
 from dsec.worker.episodes.window import DEFAULT_WINDOW_BYTES, RoundWindow
-
-OUT_OF_TIME = Finished(reason="its time was over while the model thought", error_code=DEADLINE_PASSED)
-_SHORTEST_WAIT_S = 0.05
 
 MakePolicy = Callable[[ModelEndpoint | None], Awaitable[LoopPolicy]]
 
@@ -160,49 +156,28 @@ class Decider:
             await anyio.sleep(course.after_s)
         if course.steer:
             await self._log.announce(EpisodeSteered(message=course.steer, by=course.by))
-        return await self._try(course.until_s)
+        return await self._try()
 
-    async def _try(self, until_s: float | None) -> Proposal | Finished | DsecError:
+    async def _try(self) -> Proposal | Finished | DsecError:
         await self._around.gate.passed()
         number, began_s = self._progress.last_round + 1, anyio.current_time()
         environment = self._around.environment
         surround = environment.deciding if environment is not None else no_environment
         async with surround(number) as hear:
-            decided = await self._ask_until(self._turn(hear), until_s)
-        if decided is None or isinstance(decided, BackendFailedError):
-            await self._note_failure(number, DEADLINE_PASSED if decided is None else decided.code, began_s)
-        return OUT_OF_TIME if decided is None else decided
-
-    async def _note_failure(self, number: int, error_code: str, began_s: float) -> None:
-        duration_s = round(anyio.current_time() - began_s, 6)
-        failed = ModelFailed(number=number, model=self._model(), error_code=error_code, duration_s=duration_s)
-        await self._log.note(failed)
-
-    async def _ask_until(self, turn: Turn, until_s: float | None) -> Proposal | Finished | DsecError | None:
-        """Ask, until the episode has gone on for so long; None: it was cut then."""
-        if until_s is None:
-            return await self._answer(turn)
-        decided: Proposal | Finished | DsecError | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._cut, until_s, tasks.cancel_scope)
-            decided = await self._answer(turn)
-            tasks.cancel_scope.cancel()
-        return decided
-
-    async def _answer(self, turn: Turn) -> Proposal | Finished | DsecError:
-        try:
-            return await self._ask(turn)
-        except DsecError as error:
-            return error
-
-    async def _cut(self, until_s: float, scope: anyio.CancelScope) -> None:
-        """Cancel a scope when the episode has gone on for so long; while it is held, its time stands still."""
-        while True:
-            left_s = until_s - self._progress.totals.elapsed_s(self._clock.wall_s())
-            if left_s <= 0:
-                break
-            await anyio.sleep(max(left_s, _SHORTEST_WAIT_S))
-        scope.cancel()
+            try:
+                return await self._ask(self._turn(hear))
+            except DsecError as error:
+                failed = error
+        if isinstance(failed, BackendFailedError):
+            await self._log.note(
+                ModelFailed(
+                    number=number,
+                    model=self._model(),
+                    error_code=failed.code,
+                    duration_s=round(anyio.current_time() - began_s, 6),
+                )
+            )
+        return failed
 
     async def _ask(self, turn: Turn) -> Proposal | Finished:
         try:

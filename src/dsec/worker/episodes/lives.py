@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.episode_progress import EpisodeProgress
+from dsec.episode.failure_kinds import DEADLINE_PASSED
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.log_events import EpisodeEnded, LifeBegan, LogEvent, ModelChanged, StateSaved
 from dsec.episode.spec import AgentPolicy, EpisodeSpec, ReplayPolicy, ScriptPolicy
@@ -25,7 +26,7 @@ from dsec.worker.episodes.loop import EpisodeLoop, LoopLimits, Waiting
 from dsec.worker.episodes.parts import WorkerParts
 from dsec.worker.episodes.ports import Environment, LifeContext, LoopPolicy
 from dsec.worker.episodes.stopwatch import Stopwatch
-from dsec.worker.episodes.strategies import DEADLINE_PASSED, enforced_deadline_s
+from dsec.worker.episodes.strategies import enforced_deadline_s
 from dsec.worker.episodes.window import DEFAULT_WINDOW_BYTES, RoundWindow
 
 _STATE_TRIES_BYTES = 1 << 20

@@ -286,14 +286,11 @@ class GoOn:
         after_s: after waiting for so many seconds.
         steer: what the episode is told first, in words for who decides; empty: nothing.
         by: who tells it.
-        until_s: seconds since the episode began, without the times in which it was held, at which a decision that is
-            still under way is cut and the episode ends; None: never.
     """
 
     after_s: float = 0.0
     steer: str = ""
     by: str = ""
-    until_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dsec.base.errors import DsecError
+from dsec.episode.failure_kinds import COST_REACHED, DEADLINE_PASSED
 from dsec.episode.spec import DeadlineMode, EpisodeLimits
 from dsec.worker.episodes.ports import Course, Finished, GoOn, Situation
-
-DEADLINE_PASSED = "deadline_exceeded"
-COST_REACHED = "budget_exhausted"
 
 
 def enforced_deadline_s(limits: EpisodeLimits) -> float | None:
