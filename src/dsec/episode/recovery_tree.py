@@ -10,16 +10,17 @@ success, cost and timeliness; what is left of time and money are its limits:
 - a plan whose dearest path costs more than is left is no plan.
 
 Of the plans that may be tried, the one that is worth most is begun. With a price for success (`worth_usd`) that is the
-largest  p V - E[C];  without one success goes before money: the largest p, and among those that are as good within
-`AS_GOOD` the cheapest. Only its first step is taken; after the next failure, which by then has a kind, all plans are
-looked through anew. Until enough was tried to know probabilities, the usual order is taken: repair, escalate, stop.
+largest  p V - E[C];  without one success goes before money: the largest p. Among those that are about as good
+(`AS_GOOD`) it is the cheapest, and then the fastest. Only its first step is taken; after the next failure, whose kind is
+known by then, all plans are looked through anew. Until enough was tried to know probabilities, the usual order is taken:
+repair, escalate, stop.
 Sources: the chapter, section 11.5.2, example 11-8 and exercise 11-9.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dsec.base.errors import InvalidRequestError
@@ -75,7 +76,7 @@ class RecoveryState:
     Attributes:
         after: how it failed.
         model: who decided, by its place among the rules' models.
-        repairs: how often this model has repaired.
+        repairs: how often this model has repaired after such failures.
         elapsed_s: since the episode began, without the time in which it was held.
         spent_usd: what it has cost; None: nobody knows.
     """
@@ -116,6 +117,11 @@ class Plan:
     def cost_usd(self) -> float:
         """What it costs on average."""
         return self.outcome.cost_usd if self.outcome is not None else 0.0
+
+    @property
+    def time_s(self) -> float:
+        """What it takes on average."""
+        return self.outcome.time_s if self.outcome is not None else 0.0
 
     def words(self) -> str:
         """Return the plan for people."""
@@ -287,16 +293,10 @@ def _is_affordable(cost_usd: float, state: RecoveryState, rules: RecoveryRules) 
 
 
 def _best(state: RecoveryState, weighed: Sequence[Plan], rules: RecoveryRules) -> RecoveryDecision:
-    if rules.worth_usd is not None:
-        worth = rules.worth_usd
-        ranked = sorted(weighed, key=lambda plan: (-(plan.success * worth - plan.cost_usd), len(plan.steps)))
-        if ranked[0].success * worth <= ranked[0].cost_usd:
-            return _stop(state, f"what is left to try costs more than it is worth: {_told(ranked[0])}", ranked)
-    else:
-        top = max(plan.success for plan in weighed)
-        ranked = sorted(
-            weighed, key=lambda plan: (plan.success < top - AS_GOOD, plan.cost_usd, -plan.success, len(plan.steps))
-        )
+    worth = rules.worth_usd
+    ranked = sorted(weighed, key=_rank(weighed, worth))
+    if worth is not None and ranked[0].success * worth <= ranked[0].cost_usd:
+        return _stop(state, f"what is left to try costs more than it is worth: {_told(ranked[0])}", ranked)
     best = ranked[0]
     if best.success < rules.least_success:
         return _stop(state, f"nothing that is left to try is likely to help: {_told(best)}", ranked)
@@ -304,6 +304,21 @@ def _best(state: RecoveryState, weighed: Sequence[Plan], rules: RecoveryRules) -
     return RecoveryDecision(
         step=first.step, model=first.model, reason=_told(best), success=best.success, plans=tuple(ranked)
     )
+
+
+def _rank(weighed: Sequence[Plan], worth_usd: float | None) -> Callable[[Plan], tuple[float, ...]]:
+    """Return the order of plans: those that are about as good as the best, of them the cheapest, then the fastest."""
+
+    def value(plan: Plan) -> float:
+        return plan.success if worth_usd is None else plan.success * worth_usd - plan.cost_usd
+
+    least = max(map(value, weighed)) - AS_GOOD * (1.0 if worth_usd is None else worth_usd)
+
+    def key(plan: Plan) -> tuple[float, ...]:
+        behind = max(0.0, least - value(plan))
+        return behind, plan.cost_usd, plan.time_s, -plan.success, len(plan.steps)
+
+    return key
 
 
 def _usual(state: RecoveryState, fitting: Sequence[Plan], known: int, rules: RecoveryRules) -> RecoveryDecision:

@@ -1,0 +1,273 @@
+"""Episodes that fail in each way, in a worker over a node of fakes, with a model endpoint that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from dsec.base.errors import InvalidRequestError
+from dsec.episode.failure_kinds import FailureKind
+from dsec.episode.log_events import EpisodeSteered, ModelChanged, ModelFailed, RoundCommitted
+from dsec.episode.recovery_experience import Experience, Step, StepTaken
+from dsec.episode.spec import (
+    AgentPolicy,
+    DeadlineMode,
+    EpisodeCheck,
+    EpisodeEnvironment,
+    EpisodeEvent,
+    EpisodeInfo,
+    EpisodeLimits,
+    EpisodeRecovery,
+    EpisodeSpec,
+    EpisodeState,
+    ModelEndpoint,
+)
+from dsec.model.sandbox import SandboxSpec
+from dsec.testing.memory_worker import MemoryWorker
+from dsec.testing.scripted_chat import Answer, Breaks, Refuses, Says, ScriptedChat, Silent, shell, submit
+from dsec.worker.episodes import policy_registry
+from dsec.worker.episodes.escalation import TreeRecovery, check_recovery
+from dsec.worker.episodes.worker import EpisodeWorker
+
+pytestmark = pytest.mark.anyio
+WITHIN_S = 15.0
+GOOD = "cat /tmp/good"
+MEND = shell("echo ok > /tmp/good")
+GARBAGE = Says(text="I would rather talk.")
+LOOK = shell("echo same")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver asks a service that failed once only: how often it does is tested elsewhere."""
+    made = policy_registry.chat_settings
+
+    def chat_settings(*arguments: Any) -> Any:
+        from dataclasses import replace
+
+        return replace(made(*arguments), backoff_s=())
+
+    monkeypatch.setattr(policy_registry, "chat_settings", chat_settings)
+
+
+class Played:
+    """One episode that has ended or stopped: what is known of it, and its events."""
+
+    def __init__(self, info: EpisodeInfo, events: Sequence[EpisodeEvent]) -> None:
+        self.info = info
+        self.events = [each.event for each in events]
+
+    @property
+    def told(self) -> list[str]:
+        return [event.by for event in self.events if isinstance(event, EpisodeSteered)]
+
+    @property
+    def changed(self) -> list[str]:
+        return [event.model.name for event in self.events if isinstance(event, ModelChanged)]
+
+    @property
+    def deciders(self) -> list[str]:
+        return [event.record.decision.model.name for event in self.events if isinstance(event, RoundCommitted)]
+
+
+@asynccontextmanager
+async def worker(directory: Path, experience: Callable[[], Experience] = Experience) -> AsyncIterator[EpisodeWorker]:
+    def strategy(spec: EpisodeSpec) -> TreeRecovery:
+        return TreeRecovery(spec, experience, waits_s=(0.01,))
+
+    async with MemoryWorker(directory, options={"strategy": strategy}).opened() as opened:
+        yield opened
+
+
+def endpoint(chat: ScriptedChat, name: str, **fields: Any) -> ModelEndpoint:
+    return ModelEndpoint(url=chat.url, name=name, **fields)
+
+
+def spec(chat: ScriptedChat, *, stronger: bool = True, price: float | None = None, **fields: Any) -> EpisodeSpec:
+    prices = {"input_usd": price, "output_usd": price}
+    policy = AgentPolicy(
+        model=endpoint(chat, "small", **prices), stronger=(endpoint(chat, "big", **prices),) if stronger else ()
+    )
+    environment = EpisodeEnvironment(sandbox=SandboxSpec(image="python"), cwd="/tmp")
+    return EpisodeSpec(task="t", policy=policy, environment=environment, **fields)
+
+
+async def play(
+    directory: Path,
+    small: Sequence[Answer],
+    big: Sequence[Answer] = (Breaks(),),
+    *,
+    experience: Callable[[], Experience] = Experience,
+    **fields: Any,
+) -> Played:
+    """Play an episode until it has ended or stopped."""
+    async with ScriptedChat({"small": small, "big": big}).served() as chat, worker(directory, experience) as episodes:
+        started = await episodes.start(spec(chat, **fields))
+        return await over(episodes, started.episode_id)
+
+
+async def over(episodes: EpisodeWorker, episode_id: str) -> Played:
+    with anyio.fail_after(WITHIN_S):
+        while True:
+            info = await episodes.get(episode_id)
+            if info.state in (EpisodeState.ENDED, EpisodeState.STOPPED):
+                break
+            await anyio.sleep(0.005)
+    async with episodes.events(episode_id, follow=False) as events:
+        return Played(info, [event async for event in events])
+
+
+async def test_a_submission_that_its_check_refuses_is_mended_by_the_same_model(tmp_path: Path) -> None:
+    played = await play(tmp_path, [submit(), MEND, submit()], check=EpisodeCheck(command=GOOD))
+    assert (played.info.state, played.info.reason, played.info.error_code) == (EpisodeState.ENDED, "submitted", "")
+    assert played.told == ["recovery:check_failed"]
+    assert played.deciders == ["small"] * 3
+
+
+async def test_the_model_reads_what_the_check_said(tmp_path: Path) -> None:
+    check = EpisodeCheck(command=f"echo looking; {GOOD}")
+    async with ScriptedChat({"small": [submit(), MEND, submit()]}).served() as chat, worker(tmp_path) as episodes:
+        started = await episodes.start(spec(chat, stronger=False, check=check))
+        assert (await over(episodes, started.episode_id)).info.reason == "submitted"
+        second = str(chat.seen["small"][1])
+    assert "the check failed with exit code 1" in second
+    assert "looking" in second
+    assert "is not accepted" in second
+
+
+async def test_what_the_same_model_could_not_mend_a_better_one_goes_on_with(tmp_path: Path) -> None:
+    big = [shell("cat /tmp/begun && echo ok > /tmp/good"), submit()]
+    played = await play(
+        tmp_path, [shell("echo x > /tmp/begun"), submit(), submit()], big, check=EpisodeCheck(command=GOOD)
+    )
+    assert played.info.reason == "submitted"
+    assert (played.told, played.changed) == (["recovery:check_failed"], ["big"])
+    # From the last committed round: what the first model did is still there, and no round is played again.
+    assert played.deciders == ["small"] * 3 + ["big"] * 2
+
+
+async def test_what_nobody_can_mend_ends_as_failed(tmp_path: Path) -> None:
+    played = await play(tmp_path, [submit()], [submit()], check=EpisodeCheck(command="false"))
+    assert (played.info.state, played.info.error_code) == (EpisodeState.ENDED, "check_failed")
+    assert played.deciders == ["small"] * 2 + ["big"] * 3
+    assert "every model has repaired as often as it may" in played.info.reason
+
+
+async def test_answers_of_no_use_are_told_so_and_then_another_model_goes_on(tmp_path: Path) -> None:
+    played = await play(tmp_path, [GARBAGE], [MEND, submit()])
+    assert played.info.reason == "submitted"
+    assert played.told == ["recovery:useless"]
+    assert played.deciders == ["small"] * 4 + ["big"] * 2
+    helped = await play(tmp_path / "b", [GARBAGE, GARBAGE, submit()], stronger=False)
+    assert (helped.info.reason, helped.told) == ("submitted", ["recovery:useless"])
+
+
+async def test_answers_of_no_use_end_where_the_limit_says(tmp_path: Path) -> None:
+    played = await play(tmp_path, [GARBAGE], stronger=False)
+    assert (played.info.error_code, played.info.rounds) == ("unusable_answers", 5)
+    # A model that took over has the whole of the limit for itself.
+    both = await play(tmp_path / "b", [GARBAGE], [GARBAGE])
+    assert (both.info.error_code, both.deciders) == ("unusable_answers", ["small"] * 4 + ["big"] * 5)
+
+
+async def test_a_model_that_goes_in_circles_is_told_so_and_then_taken_over_from(tmp_path: Path) -> None:
+    played = await play(tmp_path, [LOOK], [submit()])
+    assert played.info.reason == "submitted"
+    assert played.told == ["recovery:stuck"]
+    assert played.deciders == ["small"] * 8 + ["big"]
+    alone = await play(tmp_path / "b", [LOOK], stronger=False, recovery=EpisodeRecovery(repairs=1))
+    assert (alone.info.error_code, alone.info.rounds) == ("stuck", 8)
+
+
+async def test_a_service_that_fails_is_asked_again_and_then_another_model(tmp_path: Path) -> None:
+    again = await play(tmp_path, [Refuses(503), submit()])
+    assert (again.info.reason, again.changed) == ("submitted", [])
+    assert sum(isinstance(event, ModelFailed) for event in again.events) == 1
+    other = await play(tmp_path / "b", [LOOK, Breaks()], [submit()])
+    assert (other.info.reason, other.changed, other.deciders) == ("submitted", ["big"], ["small", "big"])
+    reasons = [event.reason for event in other.events if isinstance(event, ModelChanged)]
+    assert reasons[0].startswith("model_failed: ")
+
+
+async def test_a_service_that_is_gone_stops_the_loop_and_ends_nothing(tmp_path: Path) -> None:
+    played = await play(tmp_path, [Breaks()], stronger=False)
+    assert (played.info.state, played.info.error_code) == (EpisodeState.STOPPED, "backend_failed")
+
+
+async def test_an_enforced_deadline_ends_and_an_evaluated_one_does_not(tmp_path: Path) -> None:
+    limits = EpisodeLimits(deadline_s=0.2)
+    cut = await play(tmp_path, [LOOK, Silent()], limits=limits)
+    assert (cut.info.state, cut.info.error_code) == (EpisodeState.ENDED, "deadline_exceeded")
+    late = EpisodeLimits(deadline_s=0.001, deadline_mode=DeadlineMode.EVALUATE)
+    assert (await play(tmp_path / "b", [LOOK, submit()], limits=late)).info.reason == "submitted"
+
+
+async def test_a_repair_that_could_not_be_over_in_time_is_not_begun(tmp_path: Path) -> None:
+    slow = [
+        StepTaken(step=step, model=model, after=FailureKind.CHECK_FAILED, time_s=60.0)
+        for step, model in ((Step.REPAIR, "small"), (Step.ESCALATE, "big"))
+        for _ in range(30)
+    ]
+    played = await play(
+        tmp_path,
+        [submit()],
+        experience=lambda: Experience(slow),
+        check=EpisodeCheck(command="false"),
+        limits=EpisodeLimits(deadline_s=30.0),
+    )
+    assert (played.info.error_code, played.info.rounds) == ("check_failed", 1)
+    assert "is not enough for another step" in played.info.reason
+
+
+async def test_what_was_learned_decides_whether_to_repair_or_to_escalate_at_once(tmp_path: Path) -> None:
+    check = FailureKind.CHECK_FAILED
+    learned = [
+        *(StepTaken(step=Step.REPAIR, model="small", after=check, failed=check, time_s=0.1) for _ in range(60)),
+        *(StepTaken(step=Step.ESCALATE, model="big", after=check, time_s=0.1) for _ in range(60)),
+    ]
+    played = await play(
+        tmp_path,
+        [submit()],
+        [MEND, submit()],
+        experience=lambda: Experience(learned),
+        check=EpisodeCheck(command=GOOD),
+    )
+    assert (played.info.reason, played.told, played.deciders) == ("submitted", [], ["small", "big", "big"])
+
+
+async def test_a_cost_limit_ends_before_it_is_passed_and_needs_prices(tmp_path: Path) -> None:
+    # Each answer costs 1,100 tokens at 1,000 USD a million.
+    limits = EpisodeLimits(cost_usd=3.5)
+    played = await play(tmp_path, lambda_of(LOOK, shell("true")), price=1000.0, limits=limits)
+    assert (played.info.error_code, played.info.rounds) == ("budget_exhausted", 3)
+    with pytest.raises(InvalidRequestError, match="nobody knows what small costs"):
+        check_recovery(spec(ScriptedChat({}, url="http://127.0.0.1:1/v1"), limits=limits))
+
+
+def lambda_of(*answers: Answer) -> Sequence[Answer]:
+    """Return the answers over and over, so that no two neighbours are the same."""
+    return [answers[place % len(answers)] for place in range(50)]
+
+
+async def test_a_worker_that_dies_between_a_step_and_its_round_takes_no_step_twice(tmp_path: Path) -> None:
+    answers: dict[str, Any] = {"small": [submit(), Silent()], "big": [Silent()]}
+    async with ScriptedChat(answers).served() as chat:
+        place = MemoryWorker(tmp_path, options={"strategy": lambda spec: TreeRecovery(spec, waits_s=(0.01,))})
+        async with place.node() as node:
+            async with place.worker(node) as episodes:
+                started = await episodes.start(spec(chat, check=EpisodeCheck(command="false")))
+                with anyio.fail_after(WITHIN_S):
+                    await chat.wait_asked("small", 2)
+            # It was told what is wrong, and the worker is gone before the answer.
+            chat.answers["small"] = [submit()]
+            chat.answers["big"] = [submit()]
+            async with place.worker(node) as episodes:
+                played = await over(episodes, started.episode_id)
+    assert played.told.count("recovery:check_failed") == 3
+    assert (played.changed, played.deciders) == (["big"], ["small"] * 2 + ["big"] * 3)
+    assert played.info.lives == 2
