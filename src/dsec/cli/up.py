@@ -27,8 +27,9 @@ from dsec.cli.watched import Watched, has_sandboxes
 from dsec.linux.malloc import keep_freed_memory
 from dsec.model.sandbox import SandboxFilter, SandboxState
 from dsec.node import namespace
-from dsec.sdk.background import is_held
+from dsec.sdk.background import WORKER, is_held
 from dsec.sdk.pools import pools_of
+from dsec.sdk.workers import worker_state_dir
 
 if TYPE_CHECKING:
     from dsec.api.peers import PeerGate
@@ -130,11 +131,12 @@ def _announce(serving: Serving, state_dir: Path, *, as_json: bool) -> None:
 @click.option("--destroy", is_flag=True, help="Destroy and forget all sandboxes and pools first.")
 @pass_options
 def down(options: Options, destroy: bool) -> None:
-    """Stop the node of this host. Sandboxes stay, and the next node takes them over.
+    """Stop the node of this host, and its worker. Sandboxes and episodes stay; the next node and worker take them over.
 
     With --destroy nothing of it stays on the host but the files of its state directory.
     """
     state_dir = options.state_dir
+    _end_worker(options, worker_state_dir(state_dir))
     if destroy and (state_dir / "node.id").exists():
         removed = options.run_alone(lambda: _destroy_all(options))
         note(f"{removed} sandboxes destroyed")
@@ -148,6 +150,14 @@ def down(options: Options, destroy: bool) -> None:
         for target in leave_host(state_dir):
             note(f"still in use: {target}")
         namespace.leave(state_dir)
+
+
+def _end_worker(options: Options, worker_dir: Path) -> None:
+    """End the worker first: it would start the node again, which its episodes need."""
+    if is_held(worker_dir, WORKER):
+        pid = holder(worker_dir, WORKER)
+        options.run_alone(lambda: end_process(pid))
+        note(f"the worker in {worker_dir} (process {pid}) has ended")
 
 
 async def _destroy_all(options: Options) -> int:

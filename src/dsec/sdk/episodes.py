@@ -50,6 +50,7 @@ class HttpEpisodes:
     Args:
         endpoint: where the worker is.
         patience_s: how long a worker that once answered may be away.
+        first_s: how long one may be that has not answered yet.
         silence_s: after how long without a word a followed stream is taken for dead.
         revive: called when the worker was lost, before it is asked again.
     """
@@ -59,6 +60,7 @@ class HttpEpisodes:
         endpoint: Endpoint,
         *,
         patience_s: float = PATIENCE_S,
+        first_s: float = 0.0,
         silence_s: float = SILENCE_S,
         revive: Revive | None = None,
     ) -> None:
@@ -66,6 +68,7 @@ class HttpEpisodes:
         self._unary = KeepAliveClient(endpoint)
         self._streams = StreamClient(endpoint)
         self._patience_s = patience_s
+        self._first_s = first_s
         self._silence_s = silence_s
         self._revive = revive
         self._has_answered = False
@@ -81,7 +84,7 @@ class HttpEpisodes:
     async def _reply(self, route: Route, body: Any, target: str) -> Reply:
         """Send one request until it is answered. An error that is raised here is the connection's, none of the
         worker's."""
-        perseverance = Perseverance(self._patience_s if self._has_answered else 0.0)
+        perseverance = Perseverance(self._patience_s if self._has_answered else self._first_s)
         while True:
             try:
                 return await self._unary.request(
@@ -141,11 +144,20 @@ class HttpEpisodes:
             revive=self._revive,
         )
         try:
-            await feed.open()
-            self._has_answered = True
+            await self._open(feed)
             yield feed
         finally:
             await feed.aclose()
+
+    async def _open(self, feed: EpisodeFeed) -> None:
+        perseverance = Perseverance(self._patience_s if self._has_answered else self._first_s)
+        while True:
+            try:
+                await feed.open()
+                self._has_answered = True
+                return
+            except NodeUnavailableError as error:
+                await self._lost(perseverance, error)
 
     async def steer(self, episode_id: str, message: str, *, by: str = "") -> EpisodeInfo:
         body = episode_wire.SteerRequest(message=message, by=by)

@@ -20,6 +20,10 @@ from dsec.sdk.connect import answers
 from dsec.sdk.episodes import HttpEpisodes
 from dsec.sdk.keepalive import Endpoint
 
+FIRST_S = 30.0
+"""How long a program waits for a worker that does not answer yet: both may have been started at the same time, or again
+after the same failure."""
+
 Start = Callable[[], Awaitable[None]]
 """Starts a worker and returns when it answers."""
 
@@ -53,7 +57,7 @@ async def open_episodes(
     """
     endpoint = worker_endpoint(url, token)
     if endpoint is not None:
-        async with _open(HttpEpisodes(endpoint)) as episodes:
+        async with _open(HttpEpisodes(endpoint, first_s=FIRST_S)) as episodes:
             yield episodes
         return
     from dsec.sdk.embedded import settings_of

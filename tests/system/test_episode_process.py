@@ -1,0 +1,187 @@
+"""Trainer and worker as processes of their own, both killed in the middle: the trainer comes back with an offset and
+has heard every saved event once, and the worker goes on where the log says.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dsec.episode.log_events import EpisodeEnded, LifeBegan, RoundCommitted
+from dsec.episode.spec import EpisodeEnvironment, EpisodeEvent, EpisodeSpec, ScriptPolicy, ScriptRound
+from dsec.episode.tools import CommandOutput, Run
+from dsec.model.sandbox import SandboxSpec
+from dsec.stores.episode_log_feed import read_page
+from dsec.testing.command_line import serving_in_memory
+from dsec.testing.node_process import NodeProcess
+from dsec.testing.worker_process import WorkerProcess
+
+pytestmark = pytest.mark.slow
+
+TRAINER = """
+import msgspec, os, sys, threading
+from dsec import Episodes, EpisodeSpec
+
+url, folder = sys.argv[1:3]
+specs = msgspec.json.decode(open(f"{folder}/specs.json", "rb").read(), type=list[EpisodeSpec])
+with Episodes(url) as episodes:
+    started = episodes.start_many(specs)
+
+    def follow(episode_id):
+        path = f"{folder}/{episode_id}"
+        heard = open(path, "rb").read() if os.path.exists(path) else b""
+        whole = heard[: heard.rfind(b"\\n") + 1]  # A line that was cut off is heard again.
+        with open(path, "wb") as file:
+            file.write(whole)
+            file.flush()
+            offset = msgspec.json.decode(whole.splitlines()[-1])["sequence"] + 1 if whole else 1
+            for event in episodes.events(episode_id, offset):
+                file.write(msgspec.json.encode(event) + b"\\n")
+                file.flush()
+
+    threads = [threading.Thread(target=follow, args=(info.episode_id,)) for info in started]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done = {info.episode_id for info in episodes.collect("rl")}
+    assert done == {info.episode_id for info in started}, done
+print("all heard")
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="dsec") as path:
+        (Path(path) / "w").mkdir()
+        (Path(path) / "trainer").mkdir()
+        yield Path(path)
+
+
+class Trainer:
+    """A process that starts episodes, and follows each into a file."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._argv = [sys.executable, "-c", TRAINER, url, str(folder)]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with self._process as process:
+                process.kill()
+            self._process = None
+
+    def finish(self) -> None:
+        assert self._process is not None
+        output, errors = self._process.communicate(timeout=60)
+        code, self._process = self._process.returncode, None
+        assert code == 0, errors
+        assert output == "all heard\n"
+
+
+def specs(image: str, count: int, rounds: int) -> list[EpisodeSpec]:
+    commands = [Run(script=f"echo {number} >> log; sleep 0.05; cat log") for number in range(1, rounds + 1)]
+    policy = ScriptPolicy(rounds=tuple(ScriptRound(calls=(command,)) for command in commands))
+    environment = EpisodeEnvironment(sandbox=SandboxSpec(image=image), cwd="/tmp")
+    return [
+        EpisodeSpec(task="t", policy=policy, environment=environment, job="rl", attempt=attempt)
+        for attempt in range(1, count + 1)
+    ]
+
+
+def check(folder: Path, count: int, rounds: int) -> int:
+    """Compare what the trainer heard with the logs themselves, and these with what must have happened; return how many
+    lives the episodes had."""
+    lives = 0
+    logs = [path for path in (folder / "w" / "episodes").iterdir() if path.is_dir()]
+    assert len(logs) == count
+    for log in logs:
+        heard = (folder / "trainer" / log.name).read_bytes().splitlines()
+        events = [msgspec.json.decode(line, type=EpisodeEvent) for line in heard]
+        assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+        assert [event.event for event in events] == saved(log)
+        records = [each.event.record for each in events if isinstance(each.event, RoundCommitted)]
+        assert [record.number for record in records] == list(range(1, rounds + 1))
+        for record in records:
+            (result,) = record.results
+            assert isinstance(result, CommandOutput)
+            assert result.stdout.text.split() == [str(number) for number in range(1, record.number + 1)]
+        assert isinstance(events[-1].event, EpisodeEnded)
+        lives += sum(isinstance(each.event, LifeBegan) for each in events)
+    return lives
+
+
+def saved(log: Path) -> list[object]:
+    events: list[object] = []
+    while page := read_page(log, len(events) + 1).events:
+        events += page
+    return events
+
+
+def kill_both(worker: WorkerProcess, folder: Path, chance: random.Random, through: int) -> None:
+    """Let a trainer work while it and the worker are killed, each twice, before it has heard `through` events; at the
+    end it has heard all."""
+    trainer = Trainer(worker.url, folder / "trainer")
+    victims = chance.sample(["trainer", "trainer", "worker", "worker"], 4)
+    moments = sorted(chance.sample(range(1, through), len(victims)))
+    worker.start()
+    trainer.start()
+    try:
+        for moment, victim in zip(moments, victims, strict=True):
+            wait_heard(folder / "trainer", moment)
+            if victim == "trainer":
+                trainer.kill()
+                trainer.start()
+            else:
+                worker.kill()
+                worker.start()
+        trainer.finish()
+    finally:
+        trainer.kill()
+    worker.stop()
+
+
+def wait_heard(trainer: Path, count: int) -> None:
+    """Wait until so many events were heard, of all episodes together."""
+    for _ in range(6000):
+        if sum(path.read_bytes().count(b"\n") for path in trainer.glob("ep-*")) >= count:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"the trainer never heard {count} events")
+
+
+def test_a_trainer_misses_nothing_whoever_is_killed(folder: Path) -> None:
+    (folder / "trainer" / "specs.json").write_bytes(msgspec.json.encode(specs("python", 3, 12)))
+    (folder / "n").mkdir()
+    with serving_in_memory(folder / "n") as node:
+        worker = WorkerProcess(folder / "w", node.url)
+        try:
+            kill_both(worker, folder, random.Random(1), through=40)
+        finally:
+            worker.kill()
+    assert check(folder, 3, 12) > 3
+
+
+@pytest.mark.root
+def test_the_same_on_a_real_node_whose_sandboxes_outlive_the_worker(folder: Path, state_dir: Path) -> None:
+    (folder / "trainer" / "specs.json").write_bytes(msgspec.json.encode(specs("guest", 2, 12)))
+    node = NodeProcess(state_dir)
+    node.start()
+    worker = WorkerProcess(folder / "w", f"unix:{state_dir / 'node.sock'}")
+    try:
+        kill_both(worker, folder, random.Random(3), through=20)
+    finally:
+        worker.kill()
+        node.stop()
+    assert check(folder, 2, 12) > 2
