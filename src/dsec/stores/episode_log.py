@@ -246,12 +246,13 @@ class EpisodeLog:
         # somebody may have read that already, and go on with it.
         self._check_current()
         self._saved = self._written = replace(self._written, sequence=self._written.sequence + 1)
-        for segment in self._sealed:
+        # Who reads beside us is told first that they are gone: what the log names is there.
+        dropped, self._sealed = self._sealed, []
+        for segment in dropped:
             try:
                 self._disk.remove(self._place.directory / segment.name)
             except OSError:
                 continue  # It counts for nothing, and the next state takes it away.
-        self._sealed.clear()
 
     def _write(self, line: bytes) -> None:
         try:

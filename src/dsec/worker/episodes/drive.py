@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import anyio
+import anyio.to_thread
 from msgspec.structs import replace
 
 from dsec.base.errors import DsecError, InvalidStateError, LimitExceededError, PlatformError
@@ -92,6 +93,7 @@ class EpisodeDrive:
         self._wake = anyio.Event()
         self._control = anyio.Lock()
         self._opening = anyio.Lock()
+        self._known = anyio.Event()
         self._last = EpisodeInfo(
             episode_id=episode_id,
             task=kept.spec.task,
@@ -173,9 +175,9 @@ class EpisodeDrive:
             return progress.totals.models[-1].model
         return asked
 
-    async def wait_changed(self, event: anyio.Event | None = None) -> None:
-        """Wait until something of it has changed, or has since `change` was asked for."""
-        await (event or self._changed).wait()
+    async def wait_known(self) -> None:
+        """Wait until its log was opened, or could not be."""
+        await self._known.wait()
 
     @property
     def change(self) -> anyio.Event:
@@ -203,30 +205,39 @@ class EpisodeDrive:
         async with self._opening:
             if self._holding is not None and self._holding.log.failure is None:
                 return self._holding
-            await self._let_go()
-            spec = self.spec
-            identity = EpisodeIdentity(
-                episode_id=self.episode_id,
-                task=spec.task,
-                attempt=spec.attempt,
-                seed=spec.seed,
-                policy=policy_name(spec),
-                model=first_model(spec, None),
-                workspace=first_version(self.episode_id),
-            )
-            self._failed_beside = None
-            self._holding = await hold(
-                self._parts,
-                self.episode_id,
-                spec.durability,
-                identity=identity,
-                on_saved=self._tell,
-                on_failure=self._fail_beside,
-            )
-            self._rounds = RoundWindow(self._holding.rounds, limit_bytes=window_bytes(spec))
-            self._holding.rounds = ()
-            self._tell()
-            return self._holding
+            try:
+                return await self._open()
+            finally:
+                self._known.set()
+                self._tell()
+
+    async def _open(self) -> Holding:
+        await self._let_go()
+        spec = self.spec
+        identity = EpisodeIdentity(
+            episode_id=self.episode_id,
+            task=spec.task,
+            attempt=spec.attempt,
+            seed=spec.seed,
+            policy=policy_name(spec),
+            model=first_model(spec, None),
+            workspace=first_version(self.episode_id),
+        )
+        self._failed_beside = None
+        self._holding = await hold(
+            self._parts,
+            self.episode_id,
+            spec.durability,
+            identity=identity,
+            on_saved=self._tell,
+            on_failure=self._fail_beside,
+        )
+        self._rounds = RoundWindow(self._holding.rounds, limit_bytes=window_bytes(spec))
+        self._holding.rounds = ()
+        if (ended := self._holding.log.log.progress.ended) is not None:
+            self.state, self._reason, self._error = EpisodeState.ENDED, ended.reason, None
+            self._wake_up()
+        return self._holding
 
     async def _let_go(self) -> None:
         if self._holding is not None:
@@ -359,6 +370,7 @@ class EpisodeDrive:
             self._tell()
         info = self.info()
         await self._let_go()
+        await anyio.to_thread.run_sync(self._parts.shelf.end, info)
         self._on_ended(info)
         self._tell()
 

@@ -160,6 +160,7 @@ async def _lease(parts: WorkerParts, store: ObjectStore, episode_id: str) -> Sto
         clock=parts.clock,
         lease_s=parts.settings.store_lease_s,
         waits=True,
+        poll_s=min(1.0, parts.settings.store_lease_s / 10),
     )
 
 

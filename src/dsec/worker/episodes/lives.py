@@ -19,6 +19,7 @@ from dsec.episode.failure_kinds import DEADLINE_PASSED
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.log_events import EpisodeEnded, LifeBegan, LogEvent, ModelChanged, StateSaved
 from dsec.episode.spec import AgentPolicy, EpisodeSpec, ReplayPolicy, ScriptPolicy
+from dsec.worker.episodes.checking import checked_hands, declared_checked
 from dsec.worker.episodes.deciding import Around
 from dsec.worker.episodes.gate import Gate
 from dsec.worker.episodes.holding import Holding
@@ -44,7 +45,9 @@ def make_context(parts: WorkerParts, episode_id: str, spec: EpisodeSpec, holding
     """Return what the parts of a loop are built from."""
 
     async def note(event: LogEvent) -> None:
-        await holding.log.note(event)
+        # What is used after the end, such as until a sandbox is gone, finds no place in the log.
+        if holding.log.log.progress.ended is None:
+            await holding.log.note(event)
 
     return LifeContext(
         episode_id=episode_id,
@@ -100,16 +103,13 @@ class Life:
         Raises:
             DsecError: it has to stop.
         """
-        endpoint = self._progress.totals.endpoint
-        began = LifeBegan(
-            worker=self._parts.worker_id, at_s=self._parts.clock.wall_s(), model=first_model(self._spec, endpoint)
-        )
+        model = first_model(self._spec, self._progress.totals.endpoint)
+        began = LifeBegan(worker=self._parts.worker_id, at_s=self._parts.clock.wall_s(), model=model)
         await self._holding.log.note(began)
         environment = self._parts.environments(self._context)
         async with environment:
             self._environment = environment
-            policy = await self._parts.policies(self._context, endpoint)
-            self._loop = self._make_loop(environment, policy)
+            self._loop = self._make_loop(environment, await self._current_policy())
             return await self._run_in_time(self._loop)
 
     def _make_loop(self, environment: Environment, policy: LoopPolicy) -> EpisodeLoop:
@@ -117,8 +117,8 @@ class Life:
         return EpisodeLoop(
             self._holding.log,
             policy=policy.policy,
-            declare=policy.declare,
-            hands=self._parts.hands(self._context, environment.hands),
+            declare=declared_checked(policy.declare, self._spec.check),
+            hands=checked_hands(self._parts.hands(self._context, environment.hands), self._spec.check),
             workspace=environment.workspace,
             rounds=self._rounds,
             limits=LoopLimits(rounds=limits.rounds, useless_rounds=limits.useless_rounds, calls=limits.calls),
@@ -134,6 +134,14 @@ class Life:
             ),
             clock=self._parts.clock,
         )
+
+    async def _current_policy(self) -> LoopPolicy:
+        """Make who decides now; another model may take over while it is made."""
+        while True:
+            endpoint = self._progress.totals.endpoint
+            policy = await self._make_policy(endpoint)
+            if self._progress.totals.endpoint == endpoint:
+                return policy
 
     async def _make_policy(self, endpoint: ModelEndpoint | None) -> LoopPolicy:
         return await self._parts.policies(self._context, endpoint)
@@ -206,7 +214,7 @@ class Life:
         """
         policy = await self._make_policy(endpoint)
         await change_model(self._holding, endpoint, reason=reason)
-        if self._loop is not None:
+        if self._loop is not None:  # Otherwise it is about to be made, with this one.
             self._loop.use(policy.policy)
 
     # -- whole states --------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from dsec.stores.episode_log_group import GroupCommit
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.drive import EpisodeDrive
+from dsec.worker.episodes.escalation import check_recovery
 from dsec.worker.episodes.parts import WorkerParts, WorkerSettings
 from dsec.worker.episodes.policy_registry import Policies
 from dsec.worker.episodes.ports import (
@@ -66,6 +67,8 @@ from dsec.worker.grades import GradeBook
 
 _DESCRIPTORS = 16_384
 """A log takes two, a command or model that is waited for one each."""
+_KNOWN_S = 5.0
+"""How long is waited, after the start, until the log of an episode is read, instead of saying that nothing is known."""
 _HOST_CLOCK = SystemClock()
 
 
@@ -91,7 +94,7 @@ class EpisodeWorker:
         settings: how it works.
         environments, policies, hands, strategy: what loops are built from; see `dsec.worker.episodes.ports`.
         clock: tells times.
-        disk: where the directory is.
+        disk: where the logs are.
 
     Raises (on entering):
         StateLockedError: another worker holds the directory.
@@ -119,7 +122,7 @@ class EpisodeWorker:
         self._policies = policies or Policies()
         self._clock = clock
         self._disk = disk or HostDisk()
-        self._shelf = Shelf(directory, disk=self._disk)
+        self._shelf = Shelf(directory)
         self._stack = AsyncExitStack()
         self._drives: dict[str, EpisodeDrive] = {}
         self._ended: dict[str, EpisodeInfo] = {}
@@ -247,6 +250,9 @@ class EpisodeWorker:
 
     async def get(self, episode_id: str) -> EpisodeInfo:
         """See the port."""
+        if (drive := self._drives.get(episode_id)) is not None:
+            with anyio.move_on_after(_KNOWN_S):
+                await drive.wait_known()
         return self._info(episode_id)
 
     def _info(self, episode_id: str) -> EpisodeInfo:
@@ -260,6 +266,9 @@ class EpisodeWorker:
 
     async def list(self, query: EpisodeFilter = EpisodeFilter()) -> Sequence[EpisodeInfo]:
         """See the port."""
+        with anyio.move_on_after(_KNOWN_S):
+            for drive in list(self._drives.values()):
+                await drive.wait_known()
         found = [self._info(name) for name in (*self._drives, *self._ended)]
         found = [info for info in found if matches(info, query)]
         if query.metadata:
@@ -385,6 +394,7 @@ def check_spec(spec: EpisodeSpec, policies: PolicyFactory) -> None:
         raise InvalidRequestError("a limit of an episode is below 1", resolution="raise it, or leave it out")
     if spec.environment.snapshot_rounds < 0 or spec.attempt < 1:
         raise InvalidRequestError("a number in the spec is too low", resolution="attempts are counted from 1")
+    check_recovery(spec)
     check = getattr(policies, "check", None)
     if check is not None:
         check(spec)
