@@ -132,7 +132,10 @@ class EpisodeLoop:
         self._limits = limits
         self._clock = clock
         self._versions: list[tuple[int, str]] = []
-        self.rounds = RoundWindow(rounds, limit_bytes=self._around.window_bytes)
+        # Whoever begins life after life keeps one window: a copy would leave the next life without what this one did.
+        self.rounds = (
+            rounds if isinstance(rounds, RoundWindow) else RoundWindow(rounds, limit_bytes=self._around.window_bytes)
+        )
         self._decider = Decider(log, policy, self.rounds, self._around, clock, seed=self._decision_seed)
 
     def use(self, policy: EpisodePolicy) -> None:
