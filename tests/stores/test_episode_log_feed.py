@@ -80,6 +80,41 @@ def test_what_a_state_stands_in_for_is_passed_over_and_told(disk: SimulatedDisk)
     assert [event.record.number for event in page.events[1:] if isinstance(event, RoundCommitted)] == [6, 7]
 
 
+@pytest.mark.parametrize("through", [None, "all"])
+@pytest.mark.parametrize("deaths", range(1, 5))
+def test_a_state_stands_in_for_what_a_death_left_of_what_it_replaced(
+    disk: SimulatedDisk, deaths: int, through: str | None
+) -> None:
+    log = create_log(place(disk), identity())
+    write(log, 12)
+    left: list[SimulatedDisk] = []
+    disk.on_operation = lambda operation, name: left.append(disk.after_kill()) if operation == "remove" else None
+    log.append(StateSaved(number=12, identity=identity(), workspace=log.progress.workspace))
+    torn = left[deaths]
+    opened, _ = open_log(place(torn))
+    write(opened, 2)
+    saved = opened.saved_sequence if through else None
+    seen: list[int] = []
+    sequence = 1
+    while (page := read_page(DIRECTORY, sequence, through=saved, maximum_bytes=1, disk=torn)).events:
+        jumps = page.first != sequence
+        assert not jumps or isinstance(page.events[0], StateSaved)
+        sequence = page.next_sequence
+        seen += range(page.first, sequence)
+    assert sequence == opened.next_sequence
+    assert seen[-3:] == list(range(sequence - 3, sequence))
+
+
+def test_a_state_that_was_saved_a_moment_ago_is_shown_the_next_time(disk: SimulatedDisk) -> None:
+    log = create_log(place(disk), identity())
+    write(log, 3)
+    saved = log.saved_sequence
+    log.append(StateSaved(number=3, identity=identity(), workspace=log.progress.workspace))
+    page = read_page(DIRECTORY, 2, through=saved, disk=disk)
+    assert (page.first, page.events) == (2, [])
+    assert isinstance(read_page(DIRECTORY, 2, through=log.saved_sequence, disk=disk).events[0], StateSaved)
+
+
 def test_a_writer_that_was_succeeded_shows_nothing_of_what_it_wrote_after_it(disk: SimulatedDisk) -> None:
     clock = ManualClock()
     log = create_log(place(disk, clock), identity())

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from dsec.base.errors import NotFoundError, PlatformError, StateCorruptedError
 from dsec.base.units import MIB
-from dsec.episode.log_events import EpisodeEnded, LogEvent, StateSaved, decode_log_events
+from dsec.episode.log_events import EpisodeEnded, LogEvent, decode_log_events, is_state
 from dsec.episode.segments import parse_segment_name, read_segment, segment_name
 from dsec.stores.episode_log_disk import Disk, HostDisk
 from dsec.stores.episode_log_group import DurableLog
@@ -71,10 +71,8 @@ def read_page(
         found = _segments(directory, disk)
         if not found:
             raise NotFoundError(f"there is no log of an episode in {directory}")
-        begin = max(sequence, min(first for first, _ in found))
-        holding = _holding(found, begin)
         try:
-            return _page(directory, holding, begin, through, maximum_bytes, disk, is_asked=begin == sequence)
+            return _page_from(directory, found, sequence, through, maximum_bytes, disk)
         except FileNotFoundError:
             continue  # A state was saved meanwhile, or another writer began.
         except OSError as error:
@@ -95,31 +93,51 @@ def _holding(found: list[tuple[int, int]], sequence: int) -> tuple[int, int]:
     return max((first, epoch) for first, epoch in reaching if epoch == newest)
 
 
-def _page(
-    directory: Path,
-    holding: tuple[int, int],
-    begin: int,
-    through: int | None,
-    maximum_bytes: int,
-    disk: Disk,
-    *,
-    is_asked: bool,
+def _page_from(
+    directory: Path, found: list[tuple[int, int]], sequence: int, through: int | None, maximum_bytes: int, disk: Disk
 ) -> FeedPage:
+    """Return a page with the event that is asked for, or one with the state that stands in for it.
+
+    What a state stands in for may still lie there in part: removing it takes a while, and ends where the writer died.
+    """
+    if any(first <= sequence for first, _ in found):
+        page = _page(directory, _holding(found, sequence), sequence, through, maximum_bytes, disk)
+        ends_here = through is None and not any(first > sequence for first, _ in found)
+        if page.events or ends_here or (through is not None and sequence > through):
+            return page
+    state = _newest_state(directory, found, sequence, disk)
+    if state is None:
+        raise StateCorruptedError(f"event {sequence} of the log in {directory} is gone, and no state stands in for it")
+    page = _page(directory, state, state[0], through, maximum_bytes, disk)
+    # A state that was saved after the writer was asked what it had saved is shown the next time.
+    return page if page.events else FeedPage(first=sequence, events=[])
+
+
+def _newest_state(directory: Path, found: list[tuple[int, int]], sequence: int, disk: Disk) -> tuple[int, int] | None:
+    for first, epoch in sorted(found, reverse=True):
+        if first <= sequence:
+            return None
+        name = segment_name(first, epoch)
+        documents = read_segment(name, disk.read(directory / name), episode_id=directory.name).documents
+        if documents and is_state(documents[0]):
+            return first, epoch
+    return None
+
+
+def _page(
+    directory: Path, holding: tuple[int, int], begin: int, through: int | None, maximum_bytes: int, disk: Disk
+) -> FeedPage:
+    """Return what a segment holds from an event on."""
     name = segment_name(*holding)
     segment = read_segment(name, disk.read(directory / name), episode_id=directory.name)
     wanted = segment.documents[begin - segment.head.first :]
     if through is not None:
         wanted = wanted[: max(0, through + 1 - begin)]
-        if not wanted and begin <= through:
-            raise StateCorruptedError(f"event {begin} of the log in {directory} is gone")
     taken, length = 0, 0
     while taken < len(wanted) and (not taken or length + len(wanted[taken]) <= maximum_bytes):
         length += len(wanted[taken])
         taken += 1
-    events = decode_log_events(wanted[:taken], name=name)
-    if not is_asked and not (events and isinstance(events[0], StateSaved)):
-        raise StateCorruptedError(f"the log in {directory} begins with event {begin}, and that is no state")
-    return FeedPage(first=begin, events=events)
+    return FeedPage(first=begin, events=decode_log_events(wanted[:taken], name=name))
 
 
 async def follow(log: DurableLog, sequence: int, *, maximum_bytes: int = DEFAULT_PAGE_BYTES) -> AsyncIterator[FeedPage]:
