@@ -20,6 +20,7 @@ from dsec.episode.spec import (
     EpisodeCheck,
     EpisodeEnvironment,
     EpisodeEvent,
+    EpisodeGrade,
     EpisodeInfo,
     EpisodeLimits,
     EpisodeRecovery,
@@ -33,6 +34,7 @@ from dsec.testing.scripted_chat import Answer, Breaks, Refuses, Says, ScriptedCh
 from dsec.worker.episodes import policy_registry
 from dsec.worker.episodes.escalation import TreeRecovery, check_recovery
 from dsec.worker.episodes.worker import EpisodeWorker
+from dsec.worker.experience import EXPERIENCE_NAME, read_experience
 
 pytestmark = pytest.mark.anyio
 WITHIN_S = 15.0
@@ -75,12 +77,18 @@ class Played:
         return [event.record.decision.model.name for event in self.events if isinstance(event, RoundCommitted)]
 
 
+def learned_here() -> Experience:
+    """Stands for what the worker learns itself."""
+    raise AssertionError("the worker has its own")
+
+
 @asynccontextmanager
 async def worker(directory: Path, experience: Callable[[], Experience] = Experience) -> AsyncIterator[EpisodeWorker]:
     def strategy(spec: EpisodeSpec) -> TreeRecovery:
         return TreeRecovery(spec, experience, waits_s=(0.01,))
 
-    async with MemoryWorker(directory, options={"strategy": strategy}).opened() as opened:
+    options = {} if experience is learned_here else {"strategy": strategy}
+    async with MemoryWorker(directory, options=options).opened() as opened:
         yield opened
 
 
@@ -271,3 +279,20 @@ async def test_a_worker_that_dies_between_a_step_and_its_round_takes_no_step_twi
     assert played.told.count("recovery:check_failed") == 3
     assert (played.changed, played.deciders) == (["big"], ["small"] * 2 + ["big"] * 3)
     assert played.info.lives == 2
+
+
+async def test_a_worker_learns_from_its_episodes_and_from_their_grades(tmp_path: Path) -> None:
+    check, small, book = EpisodeCheck(command=GOOD), [submit(), MEND, submit()], tmp_path / EXPERIENCE_NAME
+    async with ScriptedChat({"small": small}).served() as chat, worker(tmp_path, learned_here) as episodes:
+        started = await episodes.start(spec(chat, stronger=False, check=check))
+        await over(episodes, started.episode_id)
+        await episodes.grade(started.episode_id, EpisodeGrade(passed=True))
+        mended = read_experience(book, prior_weight=0.0).estimate
+        assert mended(Step.REPAIR, FailureKind.CHECK_FAILED, "small").passes == 1.0
+        assert mended(Step.FIRST, None, "small").passes == 0.0
+        # The check was too easy, somebody says later: what was learned is learned anew.
+        await episodes.grade(started.episode_id, EpisodeGrade(passed=False))
+        mended = read_experience(book, prior_weight=0.0).estimate
+        assert mended(Step.REPAIR, FailureKind.CHECK_FAILED, "small").passes == 0.0
+    async with worker(tmp_path, learned_here):
+        assert read_experience(book).tries(Step.REPAIR, FailureKind.CHECK_FAILED) == 1

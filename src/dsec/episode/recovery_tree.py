@@ -11,9 +11,9 @@ success, cost and timeliness; what is left of time and money are its limits:
 
 Of the plans that may be tried, the one that is worth most is begun. With a price for success (`worth_usd`) that is the
 largest  p V - E[C];  without one success goes before money: the largest p. Among those that are about as good
-(`AS_GOOD`) it is the cheapest, and then the fastest. Only its first step is taken; after the next failure, whose kind is
-known by then, all plans are looked through anew. Until enough was tried to know probabilities, the usual order is taken:
-repair, escalate, stop.
+(`AS_GOOD`) it is the cheapest, and then the fastest. Only its first step is taken; after the next failure, when that
+one's kind is known, all plans are looked through anew. Until enough was tried to know probabilities, the usual order
+is taken: repair, escalate, stop.
 Sources: the chapter, section 11.5.2, example 11-8 and exercise 11-9.
 """
 

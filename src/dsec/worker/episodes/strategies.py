@@ -1,11 +1,10 @@
-"""When an episode ends by its own limits: the least that a strategy does."""
+"""When an episode ends by its own limits."""
 
 from __future__ import annotations
 
-from dsec.base.errors import DsecError
 from dsec.episode.failure_kinds import COST_REACHED, DEADLINE_PASSED
 from dsec.episode.spec import DeadlineMode, EpisodeLimits
-from dsec.worker.episodes.ports import Course, Finished, GoOn, Situation
+from dsec.worker.episodes.ports import Finished, Situation
 
 
 def enforced_deadline_s(limits: EpisodeLimits) -> float | None:
@@ -25,16 +24,3 @@ def limit_reached(situation: Situation) -> Finished | None:
             reason=f"its models have cost {cost_usd:.4f} USD, and may cost {limits.cost_usd:g}", error_code=COST_REACHED
         )
     return None
-
-
-class LimitsOnly:
-    """Goes on until a limit is reached; what fails stops the loop. Implements `RecoveryStrategy`."""
-
-    def before_round(self, situation: Situation) -> Course:
-        """See the port."""
-        return limit_reached(situation) or GoOn()
-
-    def after_failure(self, situation: Situation, error: DsecError) -> Course | None:
-        """See the port."""
-        del situation, error
-        return None

@@ -59,9 +59,9 @@ from dsec.worker.episodes.ports import (
     PolicyFactory,
     RecoveryStrategy,
 )
+from dsec.worker.episodes.recoveries import Recoveries
 from dsec.worker.episodes.resident import ResidentEnvironment
 from dsec.worker.episodes.shelf import SPEC_VERSION, KeptSpec, Shelf
-from dsec.worker.episodes.strategies import LimitsOnly
 from dsec.worker.episodes.watching import watch
 from dsec.worker.grades import GradeBook
 
@@ -78,12 +78,6 @@ def only_sandbox(context: LifeContext, sandbox: Hands) -> Hands:
     return sandbox
 
 
-def limits_only(spec: EpisodeSpec) -> RecoveryStrategy:
-    """Return the strategy that ends an episode by its limits and does nothing else."""
-    del spec
-    return LimitsOnly()
-
-
 class EpisodeWorker:
     """Implements `dsec.service.episodes.EpisodeService`; an async context manager.
 
@@ -92,7 +86,9 @@ class EpisodeWorker:
         service, state: where sandboxes are.
         store: where logs are copied, and among whose workers one holds an episode; None: nowhere.
         settings: how it works.
-        environments, policies, hands, strategy: what loops are built from; see `dsec.worker.episodes.ports`.
+        environments, policies, hands: what loops are built from; see `dsec.worker.episodes.ports`.
+        strategy: makes who decides what to do when an episode does not go well; None: the recovery tree, which learns
+            from the episodes of this worker.
         clock: tells times.
         disk: where the logs are.
 
@@ -111,14 +107,16 @@ class EpisodeWorker:
         environments: EnvironmentFactory = ResidentEnvironment,
         policies: PolicyFactory | None = None,
         hands: HandsFactory = only_sandbox,
-        strategy: Callable[[EpisodeSpec], RecoveryStrategy] = limits_only,
+        strategy: Callable[[EpisodeSpec], RecoveryStrategy] | None = None,
         clock: Clock = _HOST_CLOCK,
         disk: Disk | None = None,
     ) -> None:
         self._directory = directory
         self._service, self._state, self._store = service, state, store
         self._settings = settings or WorkerSettings()
-        self._environments, self._hands, self._strategy = environments, hands, strategy
+        self._environments, self._hands = environments, hands
+        self._recoveries = Recoveries(directory, disk=disk) if strategy is None else None
+        self._strategy = strategy or self._recovery
         self._policies = policies or Policies()
         self._clock = clock
         self._disk = disk or HostDisk()
@@ -129,6 +127,7 @@ class EpisodeWorker:
         self._begun: dict[str, anyio.Event] = {}
         self._parts: WorkerParts | None = None
         self._book: GradeBook | None = None
+        self._learning = anyio.Lock()
 
     async def __aenter__(self) -> EpisodeWorker:
         async with AsyncExitStack() as stack:
@@ -144,6 +143,8 @@ class EpisodeWorker:
         stack.enter_context(self._shelf.hold())
         raise_descriptors(_DESCRIPTORS)
         self._book = stack.enter_context(GradeBook(self._directory))
+        if self._recoveries is not None:
+            stack.enter_context(self._recoveries)
         group = await stack.enter_async_context(GroupCommit(threads=self._settings.threads))
         stack.push_async_callback(self._let_go)
         tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -190,7 +191,17 @@ class EpisodeWorker:
 
     def _note_end(self, info: EpisodeInfo) -> None:
         self._ended[info.episode_id] = info
-        self._drives.pop(info.episode_id, None)
+        drive = self._drives.pop(info.episode_id, None)
+        if drive is not None and self._recoveries is not None:
+            self._running().tasks.start_soon(self._learn, info.episode_id, drive.spec)
+
+    async def _learn(self, episode_id: str, spec: EpisodeSpec) -> None:
+        """Learn from an episode that has ended, by the grade that it has now."""
+        if self._recoveries is None or self._book is None:
+            return
+        async with self._learning:
+            grade = self._book.get(episode_id)
+            await self._recoveries.learn(episode_id, spec, grade.passed if grade is not None else None)
 
     async def _recorded(self, episode_id: str) -> Sequence[RoundRecord]:
         read = partial(read_episode_log, self._shelf.log_directory(episode_id), disk=self._disk)
@@ -200,6 +211,10 @@ class EpisodeWorker:
         if self._parts is None:
             raise InvalidStateError("this worker is not open", resolution="use it inside `async with`")
         return self._parts
+
+    def _recovery(self, spec: EpisodeSpec) -> RecoveryStrategy:
+        assert self._recoveries is not None
+        return self._recoveries.strategy(spec)
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -353,6 +368,7 @@ class EpisodeWorker:
         if self._info(episode_id).state is not EpisodeState.ENDED:
             raise InvalidStateError(f"{episode_id} has not ended", resolution="grade it when it has")
         await self._book.grade(episode_id, grade, at_s=self._clock.wall_s())
+        await self._learn(episode_id, await self.spec(episode_id))
         return self._info(episode_id)
 
     async def pause_job(self, job: str, *, keep_memory: bool = False) -> Sequence[EpisodeInfo]:
