@@ -23,10 +23,8 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from dsec.base.errors import DsecError, InvalidStateError, LimitExceededError, PlatformError
-from dsec.episode.durability import Unsaved
 from dsec.episode.endpoint import ModelEndpoint
-from dsec.episode.episode_progress import EpisodeProgress
-from dsec.episode.identity import EpisodeIdentity, ModelIdentity
+from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_events import (
     EpisodeEnded,
     EpisodeHeld,
@@ -36,8 +34,9 @@ from dsec.episode.log_events import (
 )
 from dsec.episode.recovery import AwaitVerdict, plan_recovery
 from dsec.episode.retry import next_delay_s
-from dsec.episode.spec import EpisodeInfo, EpisodeSpec, EpisodeState, UnknownOperation
+from dsec.episode.spec import EpisodeInfo, EpisodeSpec, EpisodeState
 from dsec.episode.tools import ToolResult
+from dsec.worker.episodes.describing import describe, describe_unopened, policy_name, unknown_operations
 from dsec.worker.episodes.holding import Holding, hold
 from dsec.worker.episodes.lives import CutShort, Life, change_model, first_model, make_context, window_bytes
 from dsec.worker.episodes.loop import Waiting, settle
@@ -48,11 +47,6 @@ from dsec.worker.episodes.window import RoundWindow
 
 CANCELLED = "cancelled"
 _CLEANING_S = (1.0, 5.0, 30.0)
-
-
-def policy_name(spec: EpisodeSpec) -> str:
-    """Return the kind of policy that a spec asks for."""
-    return str(spec.policy.__struct_config__.tag)
 
 
 class EpisodeDrive:
@@ -94,15 +88,7 @@ class EpisodeDrive:
         self._control = anyio.Lock()
         self._opening = anyio.Lock()
         self._known = anyio.Event()
-        self._last = EpisodeInfo(
-            episode_id=episode_id,
-            task=kept.spec.task,
-            state=self.state,
-            attempt=kept.spec.attempt,
-            job=kept.spec.job,
-            policy=policy_name(kept.spec),
-            created_at_s=kept.created_at_s,
-        )
+        self._last = describe_unopened(episode_id, kept)
 
     @property
     def spec(self) -> EpisodeSpec:
@@ -119,7 +105,7 @@ class EpisodeDrive:
     def info(self) -> EpisodeInfo:
         """Return what is known of it now."""
         if self._holding is not None:
-            self._last = self._info(self._holding)
+            self._last = describe(self.episode_id, self.kept, self._holding, self._waiting)
         return replace(
             self._last,
             state=self.state,
@@ -127,53 +113,6 @@ class EpisodeDrive:
             error_code=self._error.code if self._error is not None else self._last.error_code,
             sandbox_id=self._life.sandbox_id if self._life is not None else "",
         )
-
-    def _info(self, holding: Holding) -> EpisodeInfo:
-        log = holding.log.log
-        progress, totals = log.progress, log.progress.totals
-        return EpisodeInfo(
-            episode_id=self.episode_id,
-            task=self.spec.task,
-            state=self.state,
-            attempt=self.spec.attempt,
-            job=self.spec.job,
-            policy=policy_name(self.spec),
-            error_code=progress.ended.error_code if progress.ended is not None else "",
-            rounds=progress.last_round,
-            next_sequence=log.saved_sequence + 1,
-            uploaded_sequence=holding.uploaded_sequence,
-            unsaved=log.unsaved if log.is_usable else Unsaved(rounds=0, operations=0),
-            unknown=self._unknown(progress),
-            model=self._model(progress),
-            usage=totals.usage,
-            created_at_s=self.kept.created_at_s,
-            ended_at_s=progress.ended.at_s if progress.ended is not None else 0.0,
-            lives=totals.lives,
-        )
-
-    def _unknown(self, progress: EpisodeProgress) -> tuple[UnknownOperation, ...]:
-        if progress.open is None or self.has_ended:
-            return ()
-        undecided = set(progress.open.undecided())
-        found = []
-        for waiting in self._waiting:
-            operation = progress.open.operation(waiting.operation_id)
-            if operation is not None and waiting.operation_id in undecided:
-                found.append(
-                    UnknownOperation(
-                        operation_id=waiting.operation_id,
-                        call=operation.call,
-                        reason=waiting.reason,
-                        number=progress.open.decided.number,
-                    )
-                )
-        return tuple(found)
-
-    def _model(self, progress: EpisodeProgress) -> ModelIdentity:
-        asked = first_model(self.spec, progress.totals.endpoint)
-        if progress.totals.models and progress.totals.models[-1].model.name in ("", asked.name):
-            return progress.totals.models[-1].model
-        return asked
 
     async def wait_known(self) -> None:
         """Wait until its log was opened, or could not be."""
@@ -241,7 +180,7 @@ class EpisodeDrive:
 
     async def _let_go(self) -> None:
         if self._holding is not None:
-            self._last = self._info(self._holding)
+            self._last = describe(self.episode_id, self.kept, self._holding, self._waiting)
             await self._holding.aclose()
             self._holding = None
 
@@ -494,7 +433,7 @@ class EpisodeDrive:
         """
         async with self._control:
             holding = await self.open()
-            waits = {unknown.operation_id for unknown in self._unknown(holding.log.log.progress)}
+            waits = {unknown.operation_id for unknown in unknown_operations(holding.log.log.progress, self._waiting)}
             if self.has_ended or self._life is not None or operation_id not in waits:
                 raise InvalidStateError(
                     f"{operation_id[:80]} of {self.episode_id} waits for no verdict",
