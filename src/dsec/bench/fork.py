@@ -17,8 +17,8 @@ from dsec.base.units import MIB
 from dsec.bench.context import BenchContext
 from dsec.bench.distribution import distribution
 from dsec.bench.report import Report, make_report
-from dsec.bench.rollback import write
 from dsec.bench.sampling import alternate, timed
+from dsec.bench.written import WRITTEN, write
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import Resources, SandboxSpec
 from dsec.model.state import ForkRequest
@@ -28,7 +28,7 @@ from dsec.sdk.state import state_of
 _CHILDREN = 100
 _WRITTEN_BYTES = 16 * MIB
 _CREATE = "create as many side by side"
-_HAS_FILES = CommandRequest(argv=("test", "-s", "/home/user/written/0"))
+_HAS_FILES = CommandRequest(argv=("test", "-s", f"{WRITTEN}/anew/0"))
 
 
 class _Family:

@@ -18,9 +18,9 @@ from dsec.base.units import MIB
 from dsec.bench.context import BenchContext
 from dsec.bench.distribution import distribution
 from dsec.bench.report import Report, make_report
-from dsec.bench.rollback import write
 from dsec.bench.sampling import Sample, alternate, timed
 from dsec.bench.workplace import Served
+from dsec.bench.written import write
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import Resources, SandboxSpec
 from dsec.model.state import MigrationReport, MigrationRequest

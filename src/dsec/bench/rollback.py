@@ -1,4 +1,8 @@
-"""`rollback`: back to a clean sandbox, whatever was written before."""
+"""`rollback`: back to a clean sandbox, whatever was written before.
+
+Of large amounts all but the last part is written once and kept as a checkpoint, to which the sandbox goes back before
+each sample (`dsec.bench.written`).
+"""
 
 from __future__ import annotations
 
@@ -14,52 +18,44 @@ from dsec.bench.docker import DockerEngine
 from dsec.bench.execute import TRUE
 from dsec.bench.report import Report, make_report
 from dsec.bench.sampling import Sample, alternate, timed
+from dsec.bench.written import ANEW_BYTES, WRITTEN, is_laid, lay, write_anew, writing_command
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import Resources, SandboxSpec
-from dsec.service.port import SandboxService
+from dsec.node.node import Node
+from dsec.sdk.state import state_of
 
-_MARKER = "/home/user/written"
 _RECREATE = "destroy and create another sandbox"
 _DOCKER = "Docker Engine: remove and create another container"
-
-
-def write_command(size_bytes: int) -> CommandRequest:
-    """Return what the guest runs to write so much, in new files of 64 MiB.
-
-    One that is emptied and written anew begins to go to disk when it is closed, which would make the rest easier.
-    """
-    script = f"""set -e; rm -rf {_MARKER}; mkdir -p {_MARKER}; left={size_bytes}; n=0
-    while [ $left -gt 0 ]; do part=$((left < {64 * MIB} ? left : {64 * MIB}))
-    head -c $part /dev/urandom > {_MARKER}/$n; left=$((left - part)); n=$((n + 1)); done"""
-    return CommandRequest(argv=("sh", "-c", script), timeout_s=300)
 
 
 class Subject:
     """A sandbox that is written to and rolled back; keeps how long it took until a command ran again."""
 
-    def __init__(self, service: SandboxService, sandbox_id: str, size_bytes: int) -> None:
-        self._service, self._sandbox_id, self._size_bytes = service, sandbox_id, size_bytes
+    def __init__(self, node: Node, sandbox_id: str, size_bytes: int) -> None:
+        self._service, self._sandbox_id, self._size_bytes = node, sandbox_id, size_bytes
+        self._state = state_of(node)
+        self._laid: str | None = None
         self.usable_s: list[float] = []
+
+    async def lay(self) -> None:
+        """Write what is written once, and keep it as a checkpoint."""
+        await lay(self._service, self._sandbox_id, self._size_bytes)
+        self._laid = (await self._state.checkpoint(self._sandbox_id)).checkpoint_id
 
     async def sample(self) -> float:
         """Write, roll back, run `true`; return the seconds of the rollback."""
-        await write(self._service, self._sandbox_id, self._size_bytes)
+        if self._laid is not None:
+            await self._service.rollback(self._sandbox_id, snapshot=self._laid)
+        await write_anew(self._service, self._sandbox_id, self._size_bytes)
         with timed() as usable:
             with timed() as rolling_back:
                 await self._service.rollback(self._sandbox_id)
             await self._service.run(self._sandbox_id, TRUE)
-        gone = await self._service.run(self._sandbox_id, CommandRequest(argv=("test", "!", "-e", _MARKER)))
+        gone = await self._service.run(self._sandbox_id, CommandRequest(argv=("test", "!", "-e", WRITTEN)))
         if gone.status.exit_code != 0:
             raise RuntimeFailedError("a rollback left what had been written")
         self.usable_s.append(usable.seconds)
         return rolling_back.seconds
-
-
-async def write(service: SandboxService, sandbox_id: str, size_bytes: int) -> None:
-    """Let the guest write random bytes."""
-    result = await service.run(sandbox_id, write_command(size_bytes))
-    if result.status.exit_code != 0:
-        raise RuntimeFailedError("the guest could not write", detail=result.stderr.decode(errors="replace"))
 
 
 async def bench_rollback(context: BenchContext) -> Report:
@@ -71,10 +67,13 @@ async def bench_rollback(context: BenchContext) -> Report:
         engine = stack.enter_context(context.docker())
         node = await stack.enter_async_context(context.workplace.embedded())
         subjects = {size: Subject(node, (await node.create(spec)).sandbox_id, size) for size in sizes}
+        for size, subject in subjects.items():
+            if is_laid(size):
+                await subject.lay()
 
         async def recreate() -> float:
             sandbox_id = (await node.create(spec)).sandbox_id
-            await write(node, sandbox_id, sizes[-1])
+            await write_anew(node, sandbox_id, sizes[-1])  # What its removal frees, it frees behind the answer.
             with timed() as watch:
                 await node.remove(sandbox_id)
                 sandbox_id = (await node.create(spec)).sandbox_id
@@ -94,7 +93,7 @@ def _docker_contestant(engine: DockerEngine | None, size_bytes: int) -> dict[str
 
     async def sample() -> float:
         container = engine.create()
-        if engine.exec(container, write_command(size_bytes).argv) != 0:
+        if engine.exec(container, writing_command(min(size_bytes, ANEW_BYTES)).argv) != 0:
             raise RuntimeFailedError("the reference container could not write")
         with timed() as watch:
             engine.remove(container)
