@@ -92,3 +92,7 @@ class EnvironmentTimes(Value, frozen=True, omit_defaults=True):
         if "thinking_s" in values:
             known["thinking_window_s"] = (*self.thinking_window_s, values["thinking_s"])[-WINDOW:]
         return msgspec.structs.replace(self, **known)
+
+    def with_processes(self, *, left: bool) -> EnvironmentTimes:
+        """Return the estimates, knowing whether processes outlived the newest tools."""
+        return msgspec.structs.replace(self, leaves_processes=left)
