@@ -27,6 +27,8 @@ from dsec.episode.spec import (
     EpisodeSpec,
     EpisodeState,
     ModelEndpoint,
+    ScaffoldPolicy,
+    ScriptPolicy,
 )
 from dsec.model.sandbox import SandboxSpec
 from dsec.testing.memory_worker import MemoryWorker
@@ -296,3 +298,19 @@ async def test_a_worker_learns_from_its_episodes_and_from_their_grades(tmp_path:
         assert mended(Step.REPAIR, FailureKind.CHECK_FAILED, "small").passes == 0.0
     async with worker(tmp_path, learned_here):
         assert read_experience(book).tries(Step.REPAIR, FailureKind.CHECK_FAILED) == 1
+
+
+def test_what_could_not_be_kept_is_refused() -> None:
+    scaffold = ScaffoldPolicy(command="true")
+    check, limits = EpisodeCheck(command="true"), EpisodeLimits(cost_usd=1.0)
+    silent = AgentPolicy(model=ModelEndpoint(url="http://127.0.0.1:1/v1"), tools=("shell",))
+    for fields, problem in (
+        ({"policy": scaffold, "check": check}, "makes none"),
+        ({"policy": silent, "check": check}, "makes none"),
+        ({"policy": scaffold, "limits": limits}, "by itself"),
+        ({"policy": scaffold, "recovery": EpisodeRecovery(repairs=-1)}, "below 0"),
+        ({"policy": ScriptPolicy(rounds=()), "check": EpisodeCheck(command=" ")}, "no command"),
+    ):
+        with pytest.raises(InvalidRequestError, match=problem):
+            check_recovery(EpisodeSpec(task="t", **fields))  # type: ignore[arg-type]
+    check_recovery(EpisodeSpec(task="t", policy=ScriptPolicy(rounds=()), check=check, limits=limits))

@@ -23,7 +23,7 @@ from dsec.episode.prices import Prices, endpoint_prices, model_cost
 from dsec.episode.recovery_experience import Experience, Step
 from dsec.episode.recovery_learning import change_reason, repaired_after, steering_by
 from dsec.episode.recovery_tree import RecoveryDecision, RecoveryRules, RecoveryState, decide_recovery
-from dsec.episode.spec import AgentPolicy, EpisodeSpec
+from dsec.episode.spec import AgentPolicy, EpisodeSpec, ScaffoldPolicy
 from dsec.episode.totals import EpisodeTotals
 from dsec.episode.use import ModelUse, Purpose
 from dsec.worker.episodes.ports import Course, Escalate, Finished, GoOn, Situation
@@ -215,23 +215,44 @@ def models_of(spec: EpisodeSpec) -> tuple[ModelEndpoint, ...]:
 
 
 def check_recovery(spec: EpisodeSpec) -> None:
-    """Refuse limits that could not be kept.
+    """Refuse what could not be kept.
 
     Raises:
-        InvalidRequestError: it has a cost limit, and nobody knows what one of its models costs.
+        InvalidRequestError: it has a cost limit, and nobody knows what one of its models costs; or it wants submissions
+            checked, and there can be none.
     """
     if spec.recovery.repairs < 0 or spec.recovery.enough < 0:
         raise InvalidRequestError("a number of the recovery is below 0", resolution="leave it out, or raise it")
     if spec.check is not None and (not spec.check.command.strip() or spec.check.timeout_s <= 0):
         raise InvalidRequestError("the check has no command, or no time", resolution="give both, or leave it out")
+    if spec.check is not None and not _may_submit(spec):
+        raise InvalidRequestError(
+            "submissions are to be checked, and this policy makes none",
+            resolution="offer an agent the tool submit; let the command of a scaffold check its work itself",
+        )
     if spec.limits.cost_usd is None:
         return
+    if isinstance(spec.policy, ScaffoldPolicy):
+        raise InvalidRequestError(
+            "the cost limit cannot be kept: a scaffold asks its models by itself",
+            resolution="limit the key that it asks them with, such as a gateway's budget",
+        )
     unpriced = [one for one in models_of(spec) if one.input_usd is None or one.output_usd is None]
     if unpriced:
         raise InvalidRequestError(
             f"the cost limit cannot be kept: nobody knows what {unpriced[0].name or unpriced[0].url} costs",
             resolution="give input_usd and output_usd of each model, or leave limits.cost_usd out",
         )
+
+
+def _may_submit(spec: EpisodeSpec) -> bool:
+    match spec.policy:
+        case AgentPolicy():
+            return not spec.policy.tools or "submit" in spec.policy.tools
+        case ScaffoldPolicy():
+            return False
+        case _:
+            return True
 
 
 def prices_of(spec: EpisodeSpec, endpoint: ModelEndpoint | None) -> Prices:
