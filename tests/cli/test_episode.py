@@ -22,6 +22,7 @@ from dsec.base.errors import (
     NodeUnavailableError,
     NotFoundError,
 )
+from dsec.cli.episode_specs import read_specs
 from dsec.cli.main import cli
 from dsec.episode.agent_calls import EditFile, Search, Submit, UnusableCall
 from dsec.episode.content import Content
@@ -43,7 +44,7 @@ from dsec.episode.log_events import (
     StateSaved,
 )
 from dsec.episode.operations import ModelDecision, Operation, RoundRecord, TokenUsage
-from dsec.episode.spec import EpisodeState, UnknownOperation
+from dsec.episode.spec import AgentPolicy, EpisodeState, UnknownOperation
 from dsec.episode.tools import CommandOutput, FileContent, FileWritten, Run, ToolFailed, Uploaded
 from dsec.episode.totals import EnvironmentKind
 from dsec.testing.memory_episodes import MemoryEpisodes
@@ -137,6 +138,14 @@ def test_a_spec_is_read_as_json_toml_and_yaml(episode: Episode, tmp_path: Path) 
     (tmp_path / "a.yaml").write_text("task: t\npolicy:\n  policy: script\n  rounds: []\n")
     assert episode.ok("start", str(tmp_path / "a.yaml"), "-q").startswith("ep-")
     assert {info["policy"] for info in episode.json("ls")} == {"script"}
+
+
+def test_the_example_of_the_documentation_is_a_spec(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text()
+    (tmp_path / "a.toml").write_text(page.split("```toml\n")[1].split("```")[0])
+    (spec,) = read_specs(tmp_path / "a.toml")
+    assert isinstance(spec.policy, AgentPolicy)
+    assert spec.environment.snapshot_rounds == 5
 
 
 @pytest.mark.parametrize(
@@ -321,6 +330,31 @@ def test_a_watch_goes_on_from_an_offset_and_hears_what_comes(one: Episode, porta
 
 async def _end_soon(memory: MemoryEpisodes) -> None:
     memory.tell("ep-one", EpisodeEnded())
+
+
+def test_jobs_are_listed_and_collected_once(episode: Episode, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    for number in (1, 2):
+        episode.ok("start", *ASKED, "--id", f"ep-{number}", "--job", "rl", "-l", f"n={number}")
+    episode.ok("start", *ASKED, "--id", "ep-3")
+    episode.tell(EpisodeEnded(reason="done"), episode_id="ep-1")
+    episode.ok("grade", "ep-1", "passed")
+    episode.do(lambda: episode._memory.put("ep-2", state=EpisodeState.STOPPED, usage=TokenUsage(input_tokens=7)))
+    table = episode.ok("jobs").splitlines()
+    assert table[1].split() == ["(none)", "1", "1", "running", "-", "0", "-", "-"]
+    assert "1 ended, 1 stopped" in table[2]
+    assert "1 of 1" in table[2]
+    assert [job["tokens"] for job in episode.json("jobs")] == [0, 7]
+    collected = episode("collect", "rl", "--halted", "--known", str(known))
+    assert sorted(line.split()[0] for line in collected.stdout.splitlines()) == ["ep-1", "ep-2"]
+    assert collected.stderr == "2 of 2: 1 stopped, 1 ended\n"
+    assert sorted(known.read_text().split()) == ["ep-1", "ep-2"]
+    known.write_text("ep-1\nep-")  # The file was cut off: what is not whole was not taken in.
+    again = episode.ok("collect", "rl", "--halted", "--known", str(known), "--json")
+    assert json.loads(again)["episode_id"] == "ep-2"
+    assert known.read_text() == "ep-1\nep-\nep-2\n"
+    assert episode.ok("collect", "rl", "--halted", "--known", str(known)) == ""
+    assert episode.ok("collect", "nothing") == ""
 
 
 def test_ids_are_completed_from_a_worker_that_runs(one: Episode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ _COMMANDS = {
     "resume": Lazy("dsec.cli.episode_acting:resume", "Let an episode, or a job, go on."),
     "decide": Lazy("dsec.cli.episode_deciding:decide", "Say what became of an operation that nobody knows of."),
     "grade": Lazy("dsec.cli.episode_acting:grade", "Keep what an ended episode is worth."),
+    "jobs": Lazy("dsec.cli.episode_jobs:jobs", "List the jobs of episodes."),
+    "collect": Lazy("dsec.cli.episode_jobs:collect_job", "Print the episodes of a job as they end."),
     "cancel": Lazy("dsec.cli.episode_acting:cancel", "End an episode; its sandbox goes."),
 }
 
