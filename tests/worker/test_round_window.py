@@ -1,0 +1,47 @@
+"""The window of rounds that a loop keeps."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+from dsec.base.units import KIB
+from dsec.episode.operations import RoundRecord
+from dsec.testing.episodes import round_record
+from dsec.worker.episodes.window import RoundWindow
+
+
+def records(count: int, size: int = 0) -> list[RoundRecord]:
+    return [round_record(number, size=size) for number in range(1, count + 1)]
+
+
+def test_a_window_reads_as_the_rounds_that_were_put_in() -> None:
+    rounds = records(5)
+    window = RoundWindow(rounds)
+    assert list(window) == rounds
+    assert list(reversed(window)) == rounds[::-1]
+    assert window[-1] == rounds[-1]
+    assert list(window[1:3]) == rounds[1:3]
+    assert len(window) == 5
+
+
+def test_what_is_too_much_goes_the_oldest_first_and_the_newest_stays_however_long_it_is() -> None:
+    window = RoundWindow(records(100, size=4 * KIB), limit_bytes=20 * KIB)
+    assert [record.number for record in window] == [98, 99, 100]
+    window.append(round_record(101, size=100 * KIB))
+    assert [record.number for record in window] == [101]
+
+
+def test_ten_thousand_rounds_take_no_more_than_those_that_are_kept() -> None:
+    def taken(count: int) -> int:
+        tracemalloc.start()
+        window = RoundWindow(limit_bytes=100 * KIB)
+        for number in range(1, count + 1):
+            window.append(round_record(number, size=2 * KIB))
+        gc.collect()
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert window[-1].number == count
+        return size
+
+    assert taken(2_000) < 1.5 * taken(100)
