@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.lazy import HELP_OPTIONS
 from dsec.cli.parameters import json_option
+from dsec.cli.rollout_agent import AgentOptions, agent_options
 
 if TYPE_CHECKING:
     import anyio
@@ -31,7 +32,11 @@ def rollout() -> None:
 
 @rollout.command(name="run")
 @click.argument("tasks", type=click.Path(path_type=Path))
-@click.option("--policy", required=True, help="oracle, nop, script:FILE, replay:DIR, a plug-in, or module:attribute.")
+@click.option(
+    "--policy",
+    required=True,
+    help="agent, scaffold:COMMAND, episode:NAME, oracle, nop, script:FILE, replay:DIR, a plug-in, module:attribute.",
+)
 @click.option("--attempts", default=1, show_default=True, help="Attempts at each task.")
 @click.option("--concurrency", type=int, help="Attempts at once.  [twice the processors]")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Results.  [rollouts/ID]")
@@ -43,12 +48,14 @@ def rollout() -> None:
 @click.option("--skip-broken", is_flag=True, help="Leave out tasks that are broken or cannot run here.")
 @click.option("--expect", type=click.Choice(_OUTCOMES), help="Exit with 1 unless every attempt ends so.")
 @click.option("--create-timeout", default=30.0, show_default=True, help="Seconds a sandbox may take to come up.")
+@agent_options
 @json_option
 @pass_options
 @click.pass_context
 def run(
     ctx: click.Context,
     options: Options,
+    /,
     tasks: Path,
     policy: str,
     attempts: int,
@@ -63,11 +70,13 @@ def run(
     expect: str | None,
     create_timeout: float,
     as_json: bool,
+    **agent: Any,
 ) -> None:
     """Run every task under TASKS with a policy, verify each attempt, and report.
 
     TASKS is a task folder in the Harbor format or a directory of them. Running the same command again goes on where an
-    interrupted one was. Exits with 0 when every attempt has a verdict.
+    interrupted one was; an agent's attempt goes on with its last saved round. Exits with 0 when every attempt has a
+    verdict.
     """
     from dsec.base.ids import new_id
     from dsec.cli.output import note
@@ -96,7 +105,7 @@ def run(
             environ=dict(os.environ),
         ),
     )
-    end = options.run(_Job(options, request).run, node_inside=True)
+    end = options.run(_Job(options, request, AgentOptions(**agent)).run, node_inside=True)
     print_summary(end.summary, read_results(request.out)[1], as_json=as_json)
     note_report(request.out)
     if end.interrupted:
@@ -122,16 +131,19 @@ class _Job:
 
     options: Options
     request: RolloutRequest
+    agent: AgentOptions
 
     async def run(self, service: SandboxService) -> JobEnd:
         import anyio
 
         from dsec.base.clock import SystemClock
         from dsec.cli.output import note
+        from dsec.cli.rollout_agent import episode_options
         from dsec.cli.rollout_images import ensure_recipes, image_builder, image_names
         from dsec.cli.rollout_progress import ProgressObserver
         from dsec.worker.job import run_rollout
 
+        request = replace(self.request, episodes=await episode_options(self.agent))
         names = image_names(self.request.tasks, self.request.pattern, self.request.limit)
         await ensure_recipes(self.options, service, names)
         stop = anyio.Event()
@@ -139,7 +151,7 @@ class _Job:
             group.start_soon(_stop_on_signal, stop)
             with ProgressObserver() as observer:
                 end = await run_rollout(
-                    self.request,
+                    request,
                     service=service,
                     clock=SystemClock(),
                     warn=lambda text: note(f"warning: {text}"),

@@ -26,6 +26,28 @@ class TestsRecord(Value, frozen=True, omit_defaults=True):
     stderr: str = ""
 
 
+class EpisodeRecord(Value, frozen=True, omit_defaults=True):
+    """The episode of an attempt, in sums; its log says the rest.
+
+    Attributes:
+        episode_id: which, in the worker of the rollout.
+        models: that decided, in the order in which they took over.
+        lives: how often its loop was begun.
+        calls: of models, those that came to nothing included.
+        input_tokens, cached_tokens, output_tokens: that were used.
+        cost_usd: of its models; None: no price is known.
+    """
+
+    episode_id: str
+    models: tuple[str, ...] = ()
+    lives: int = 1
+    calls: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+
+
 class AttemptResult(Value, frozen=True, kw_only=True, omit_defaults=True):
     """One finished attempt.
 
@@ -47,6 +69,7 @@ class AttemptResult(Value, frozen=True, kw_only=True, omit_defaults=True):
         last_output: the end of what the policy's last command printed.
         tests: how the tests ended; None: they did not run.
         broken_tries: why the tries before the last broke.
+        episode: where its play was one.
     """
 
     version: int = RESULT_VERSION
@@ -67,6 +90,7 @@ class AttemptResult(Value, frozen=True, kw_only=True, omit_defaults=True):
     last_output: str = ""
     tests: TestsRecord | None = None
     broken_tries: tuple[str, ...] = ()
+    episode: EpisodeRecord | None = None
 
     @property
     def key(self) -> tuple[str, int]:

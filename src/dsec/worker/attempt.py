@@ -8,7 +8,8 @@
 
 Every try has its own sandbox, which is removed whatever happens, also when the run is cancelled: the removal is
 shielded and bounded in time. What it could not remove carries the rollout's id in its metadata and is found by the next
-sweep.
+sweep. How the rounds are played is one step, which attempts that are episodes do otherwise
+(`dsec.worker.episode_attempt`).
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from dsec.episode.tools import CommandOutput
 from dsec.episode.trajectory import TryBegan, TryEnded, encode_event
 from dsec.model.image import ImageConfig
 from dsec.model.sandbox import Lifetime, SandboxSpec, SandboxState
+from dsec.service.episodes import EpisodeService
 from dsec.service.port import SandboxService
 from dsec.verification.attempt_result import AttemptResult, TestsRecord, excerpt
 from dsec.verification.faults import Judgement, Phase, judge_error
 from dsec.verification.outcome import Verdict
 from dsec.verification.stages import Stage
 from dsec.worker.framed_log import FramedLog
-from dsec.worker.play import Play, PolicyEnd
+from dsec.worker.play import Play, Played, PolicyEnd
+from dsec.worker.policies.episodes import EpisodeOptions
 from dsec.worker.policies.port import PolicyContext, PolicySource
 from dsec.worker.settings import RolloutSettings, VerifyIn
 from dsec.worker.stages import Stopwatch
@@ -50,14 +53,14 @@ LIFETIME_SLACK_S = 900.0
 
 
 @dataclass(slots=True, kw_only=True)
-class _Try:
+class Try:
     """What is known of the current try."""
 
     phase: Phase = Phase.CREATE
     sandboxes: list[str] = field(default_factory=list)
     image: str = ""
     image_config: ImageConfig = field(default_factory=ImageConfig)
-    play: Play | None = None
+    play: Played | None = None
     end: PolicyEnd | None = None
     tests: CommandOutput | None = None
 
@@ -80,6 +83,8 @@ class AttemptContext:
         rollout_id: goes into every sandbox's metadata.
         images: images of tasks.
         clock: tells the time.
+        episodes: plays those that are episodes; None: none is.
+        options: how they are played.
         sleep: waits; a parameter so that tests need not.
     """
 
@@ -89,6 +94,8 @@ class AttemptContext:
     rollout_id: str
     images: TaskImages
     clock: Clock
+    episodes: EpisodeService | None = None
+    options: EpisodeOptions = field(default_factory=EpisodeOptions)
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
 
 
@@ -109,7 +116,7 @@ class Attempt:
     async def run(self) -> tuple[AttemptResult, CommandOutput | None]:
         """Play the attempt to its verdict; return its record and the whole output of the tests."""
         while True:
-            current = _Try()
+            current = Try()
             judgement = await self._try(current)
             self._guest_s += current.guest_s()
             delay_s = next_delay_s(len(self._broken) + 1, backoff_s=self._context.settings.backoff_s)
@@ -119,7 +126,10 @@ class Attempt:
             with self._watch.stage(Stage.WAIT):
                 await self._context.sleep(delay_s)
 
-    async def _try(self, current: _Try) -> Judgement:
+    async def release(self, result: AttemptResult) -> None:
+        """Let go of what was kept until the result is on the disk: nothing, where each try removes its own."""
+
+    async def _try(self, current: Try) -> Judgement:
         error: DsecError | None = None
         verdict: Verdict | None = None
         try:
@@ -136,15 +146,20 @@ class Attempt:
         assert verdict is not None
         return Judgement(verdict=verdict)
 
-    async def _steps(self, current: _Try) -> Verdict:
+    async def _steps(self, current: Try) -> Verdict:
+        sandbox_id = await self._play(current)
+        with self._watch.stage(Stage.VERIFY):
+            return await self._verify(current, sandbox_id)
+
+    async def _play(self, current: Try) -> str:
+        """Let the policy play its rounds; return the sandbox that they left."""
         sandbox_id = await self._create(current)
         play = await self._begin(current, sandbox_id)
         current.enter(Phase.POLICY)
         current.end = await play.run(maximum_rounds=self._context.settings.maximum_rounds)
-        with self._watch.stage(Stage.VERIFY):
-            return await self._verify(current, sandbox_id)
+        return sandbox_id
 
-    async def _begin(self, current: _Try, sandbox_id: str) -> Play:
+    async def _begin(self, current: Try, sandbox_id: str) -> Play:
         context = PolicyContext(task=self._task, attempt=self._number, environ=self._context.settings.environ)
         policy = self._context.policy.make(context)
         event = TryBegan(
@@ -157,30 +172,33 @@ class Attempt:
         )
         await self._log.append(encode_event(event), durable=False)
         toolbox = Toolbox(self._context.service, sandbox_id)
-        current.play = Play(policy, toolbox, self._task, self._log, self._watch)
-        return current.play
+        current.play = play = Play(policy, toolbox, self._task, self._log, self._watch)
+        return play
 
-    async def _create(self, current: _Try) -> str:
+    async def _find_image(self, current: Try) -> None:
         if not current.image:
             with self._watch.stage(Stage.WAIT):
                 current.image = await self._context.images.image_of(self._task)
                 current.image_config = await self._context.images.config_of(current.image)
             self._clean_paths(current)
+
+    async def _create(self, current: Try) -> str:
+        await self._find_image(current)
         with self._watch.stage(Stage.CREATE):
             timeout_s = self._context.settings.create_timeout_s
             info = await self._context.service.create(self._spec(current.image), timeout_s=timeout_s)
         current.sandboxes.append(info.sandbox_id)
         return info.sandbox_id
 
-    def _clean_paths(self, current: _Try) -> tuple[str, ...]:
+    def _clean_paths(self, current: Try) -> tuple[str, ...]:
         """Return what a clean sandbox takes over; raises before anything is created when that cannot be said."""
         if self._context.settings.verify_in is VerifyIn.SAME:
             return ()
         return transplanted_paths(self._task, current.image_config.workdir)
 
-    def _spec(self, image: str) -> SandboxSpec:
+    def _spec(self, image: str, *, slack_s: float = LIFETIME_SLACK_S) -> SandboxSpec:
         task, settings = self._task, self._context.settings
-        maximum_s = task.agent_timeout_s + task.verifier_timeout_s + LIFETIME_SLACK_S
+        maximum_s = task.agent_timeout_s + task.verifier_timeout_s + slack_s
         return SandboxSpec(
             image=image,
             resources=task_resources(task, settings.left_out_limits),
@@ -196,7 +214,7 @@ class Attempt:
             },
         )
 
-    async def _verify(self, current: _Try, sandbox_id: str) -> Verdict:
+    async def _verify(self, current: Try, sandbox_id: str) -> Verdict:
         service = self._context.service
         env = resolve_variables(self._task.verifier_env, self._context.settings.environ, task=self._task.name)
         if self._context.settings.verify_in is VerifyIn.CLEAN:
@@ -217,7 +235,7 @@ class Attempt:
         current.tests = verification.tests
         return verification.verdict
 
-    async def _explained(self, error: DsecError, current: _Try) -> DsecError:
+    async def _explained(self, error: DsecError, current: Try) -> DsecError:
         """Find out who ended a sandbox: the guest, whose fault the error then is, or somebody else."""
         if not isinstance(error, (SandboxExitedError, InvalidStateError)) or not current.sandboxes:
             return error
@@ -231,7 +249,7 @@ class Attempt:
             return SandboxNotFoundError(f"{info.sandbox_id} was stopped or rolled back by somebody else")
         return error
 
-    async def _destroy(self, current: _Try) -> None:
+    async def _destroy(self, current: Try) -> None:
         timeout_s = self._context.settings.cleanup_timeout_s
         with self._watch.stage(Stage.DESTROY), anyio.move_on_after(timeout_s, shield=True):
             for sandbox_id in current.sandboxes:
@@ -241,7 +259,7 @@ class Attempt:
                     # The verdict stands; the sandbox carries the rollout's id and the next sweep removes it.
                     continue
 
-    async def _log_end(self, current: _Try, error: DsecError | None) -> None:
+    async def _log_end(self, current: Try, error: DsecError | None) -> None:
         if current.play is None:
             return
         end = current.end or PolicyEnd(reason="")
@@ -252,7 +270,7 @@ class Attempt:
         )
         await self._log.append(encode_event(event), durable=False)
 
-    def _result(self, current: _Try, verdict: Verdict) -> AttemptResult:
+    def _result(self, current: Try, verdict: Verdict) -> AttemptResult:
         result = AttemptResult(
             task=self._task.name,
             attempt=self._number,
@@ -278,7 +296,7 @@ def _recordable(judgement: Judgement) -> Judgement:
     return Judgement(verdict=verdict, retry=judgement.retry)
 
 
-def _with_outputs(result: AttemptResult, current: _Try) -> AttemptResult:
+def _with_outputs(result: AttemptResult, current: Try) -> AttemptResult:
     tests = current.tests
     record = tests and TestsRecord(
         exit_code=tests.exit_code,
@@ -286,5 +304,5 @@ def _with_outputs(result: AttemptResult, current: _Try) -> AttemptResult:
         stdout=excerpt(tests.stdout.shown()),
         stderr=excerpt(tests.stderr.shown()),
     )
-    rounds, output = (len(current.play.rounds), current.play.last_output()) if current.play else (0, "")
+    rounds, output = (current.play.round_count, current.play.last_output()) if current.play else (0, "")
     return msgspec.structs.replace(result, rounds=rounds, last_output=excerpt(output), tests=record)

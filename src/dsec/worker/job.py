@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -11,14 +12,17 @@ import anyio
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.model.capability import CapabilityReport
+from dsec.service.episodes import EpisodeService
 from dsec.service.port import SandboxService
-from dsec.worker.layout import REPORT_NAME
+from dsec.worker.layout import REPORT_NAME, WORKER_NAME
 from dsec.worker.manifest import make_manifest, write_durably
 from dsec.worker.output import OutputDirectory
+from dsec.worker.policies.episodes import EpisodeOptions
 from dsec.worker.policies.port import PolicySource
 from dsec.worker.policies.registry import load_policy
 from dsec.worker.report.page import render_report
 from dsec.worker.rollout import Rollout, RolloutObserver, check_settings
+from dsec.worker.rollout_worker import open_rollout_worker
 from dsec.worker.settings import RolloutSettings
 from dsec.worker.summary import Summary
 from dsec.worker.tasks.discovery import TaskSet, discover
@@ -27,6 +31,7 @@ from dsec.worker.tasks.support import check_support, unenforceable_limits
 from dsec.worker.tasks.task import Task
 
 Warn = Callable[[str], None]
+OpenEpisodes = Callable[[Path, SandboxService], AbstractAsyncContextManager[EpisodeService]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,7 @@ class RolloutRequest:
         settings: how.
         pattern, limit: which tasks.
         skip_broken: leave out tasks that are broken or cannot run here, instead of refusing to start.
+        episodes: how attempts are played that are episodes.
     """
 
     tasks: Path
@@ -51,6 +57,7 @@ class RolloutRequest:
     pattern: str = "*"
     limit: int | None = None
     skip_broken: bool = False
+    episodes: EpisodeOptions = field(default_factory=EpisodeOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +134,7 @@ async def run_rollout(
     builder: ImageBuilder | None = None,
     observer: RolloutObserver | None = None,
     stop: anyio.Event | None = None,
+    open_episodes: OpenEpisodes = open_rollout_worker,
 ) -> JobEnd:
     """Run (or go on with) a rollout and write its results, summary and report.
 
@@ -137,13 +145,15 @@ async def run_rollout(
         warn: takes warnings for people, one line each.
         builder: builds images of tasks that have a Dockerfile.
         observer: hears how it goes.
-        stop: when set, attempts in flight are ended, their sandboxes removed, and the sums of what is finished written.
+        stop: when set, attempts in flight are ended, their sandboxes removed, and the sums of what is finished written;
+            episodes stay as they are, for the next run.
+        open_episodes: opens the worker of attempts that are episodes.
 
     Raises:
         DsecError: tasks are broken, `out` holds something else, or results cannot be written.
     """
     check_settings(request.settings)
-    policy = load_policy(request.policy)
+    policy = load_policy(request.policy, request.episodes)
     found = discover(request.tasks, pattern=request.pattern, limit=request.limit)
     reports = await service.capabilities()
     settings = _settled(request.settings, reports, warn)
@@ -155,22 +165,31 @@ async def run_rollout(
     )
     skipped = {name: error.brief for name, error in selection.skipped.items()}
     with OutputDirectory(request.out, manifest) as output:
-        rollout = Rollout(
-            service=service,
-            tasks=selection.tasks,
-            policy=policy,
-            settings=settings,
-            output=output,
-            clock=clock,
-            builder=builder,
-            observer=observer,
-        )
-        interrupted = await _run_until(rollout, stop)
+        async with _episodes(policy, request, service, open_episodes) as episodes:
+            rollout = Rollout(
+                service=service,
+                tasks=selection.tasks,
+                policy=policy,
+                settings=settings,
+                output=output,
+                clock=clock,
+                builder=builder,
+                observer=observer,
+                episodes=episodes,
+                options=request.episodes,
+            )
+            interrupted = await _run_until(rollout, stop)
         summary = rollout.summary(skipped=skipped)
         output.write_summary(summary)
         page = render_report(summary, list(output.results.values()))
         write_durably(request.out / REPORT_NAME, page.encode(errors="replace"))
     return JobEnd(summary=summary, interrupted=interrupted)
+
+
+def _episodes(
+    policy: PolicySource, request: RolloutRequest, service: SandboxService, open_episodes: OpenEpisodes
+) -> AbstractAsyncContextManager[EpisodeService | None]:
+    return nullcontext() if policy.episode is None else open_episodes(request.out / WORKER_NAME, service)
 
 
 async def _run_until(rollout: Rollout, stop: anyio.Event | None) -> bool:

@@ -13,6 +13,7 @@ REPORT_NAME = "report.html"
 LOCK_NAME = "lock"
 TRAJECTORY_NAME = "trajectory.jsonl"
 TESTS_OUTPUT_NAME = "tests.txt"
+WORKER_NAME = "worker"
 _LONGEST_NAME = 150
 
 

@@ -74,6 +74,11 @@ class OutputDirectory:
         result = self.results.get((task, attempt))
         return result is not None and result.outcome is not Outcome.INFRASTRUCTURE_ERROR
 
+    def is_verified(self, task: str, attempt: int) -> bool:
+        """Whether an attempt has a verdict, so that nothing of it is needed any more."""
+        result = self.results.get((task, attempt))
+        return result is not None and result.outcome.is_verdict
+
     def open_trajectory(self, task: str, attempt: int) -> FramedLog:
         """Open the log of an attempt's trajectory; tries of earlier runs stay in it."""
         return FramedLog(attempt_folder(self._out, task, attempt) / TRAJECTORY_NAME)

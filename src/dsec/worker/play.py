@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 
@@ -30,8 +31,22 @@ class PolicyEnd:
     timed_out: bool = False
 
 
+class Played(Protocol):
+    """What is known of a try's rounds, whoever played them."""
+
+    @property
+    def round_count(self) -> int:
+        """How many are committed."""
+
+    def guest_s(self) -> float:
+        """Seconds in which the policy's commands ran."""
+
+    def last_output(self) -> str:
+        """Return what the last command printed."""
+
+
 class Play:
-    """One try's rounds."""
+    """One try's rounds. Implements `Played`."""
 
     def __init__(self, policy: Policy, toolbox: Toolbox, task: Task, log: FramedLog, watch: Stopwatch) -> None:
         self._policy = policy
@@ -104,6 +119,11 @@ class Play:
         with self._watch.stage(Stage.RECORD):
             await self._log.append(encode_event(RoundCommitted(round=played)))
         self.rounds = (*self.rounds, played)
+
+    @property
+    def round_count(self) -> int:
+        """How many rounds are committed."""
+        return len(self.rounds)
 
     def guest_s(self) -> float:
         """Seconds in which the policy's commands ran."""

@@ -14,11 +14,16 @@ import anyio
 
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, InvalidRequestError
+from dsec.episode.spec import EpisodeFilter
 from dsec.model.sandbox import SandboxFilter
+from dsec.service.episodes import EpisodeService
 from dsec.service.port import SandboxService
 from dsec.verification.attempt_result import AttemptResult
 from dsec.worker.attempt import Attempt, AttemptContext
+from dsec.worker.episode_attempt import EpisodeAttempt
+from dsec.worker.episodes.resident import EPISODE_KEY
 from dsec.worker.output import OutputDirectory
+from dsec.worker.policies.episodes import EpisodeOptions
 from dsec.worker.policies.port import PolicySource
 from dsec.worker.settings import RolloutSettings
 from dsec.worker.summary import Summary, summarise
@@ -78,6 +83,8 @@ class Rollout:
         clock: Clock,
         builder: ImageBuilder | None = None,
         observer: RolloutObserver | None = None,
+        episodes: EpisodeService | None = None,
+        options: EpisodeOptions = EpisodeOptions(),
     ) -> None:
         check_settings(settings)
         self._service = service
@@ -88,6 +95,9 @@ class Rollout:
         self._clock = clock
         self._builder = builder
         self._observer = observer or SilentObserver()
+        self._episodes = episodes
+        self._options = options
+        self._attempt = Attempt if policy.episode is None else EpisodeAttempt
 
     async def run(self, *, skipped: dict[str, str] | None = None) -> Summary:
         """Run every attempt that has no record yet and return the sums over all.
@@ -125,9 +135,13 @@ class Rollout:
         )
 
     async def sweep(self) -> int:
-        """Remove every sandbox that this rollout has left; return how many there were."""
+        """Remove every sandbox that this rollout has left; return how many there were.
+
+        Those of episodes whose attempts have no verdict yet stay: the next run goes on with them.
+        """
         query = SandboxFilter(metadata={"rollout": self._output.manifest.rollout_id})
-        left = await self._service.list(query)
+        kept = await self._open_episodes()
+        left = [info for info in await self._service.list(query) if info.spec.metadata.get(EPISODE_KEY) not in kept]
         for info in left:
             try:
                 await self._service.remove(info.sandbox_id)
@@ -135,6 +149,13 @@ class Rollout:
                 # Its lifetime ends it; what matters is that no attempt of this run uses it.
                 continue
         return len(left)
+
+    async def _open_episodes(self) -> set[str]:
+        """Return the episodes whose attempts have no verdict yet."""
+        if self._episodes is None:
+            return set()
+        found = await self._episodes.list(EpisodeFilter(job=self._output.manifest.rollout_id))
+        return {info.episode_id for info in found if not self._output.is_verified(info.task, info.attempt)}
 
     def _context(self) -> AttemptContext:
         return AttemptContext(
@@ -144,6 +165,8 @@ class Rollout:
             rollout_id=self._output.manifest.rollout_id,
             images=TaskImages(self._service, self._builder),
             clock=self._clock,
+            episodes=self._episodes,
+            options=self._options,
         )
 
     def _finished(self) -> list[AttemptResult]:
@@ -162,8 +185,10 @@ class Rollout:
         for task, number in queue:
             self._observer.attempt_began(task.name, number)
             with self._output.open_trajectory(task.name, number) as log:
-                result, tests = await Attempt(context, task, number, lane=lane, log=log).run()
+                attempt = self._attempt(context, task, number, lane=lane, log=log)
+                result, tests = await attempt.run()
             await self._output.finish(result, tests)
+            await attempt.release(result)
             self._observer.attempt_ended(result)
 
 

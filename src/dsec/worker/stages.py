@@ -32,14 +32,30 @@ class Stopwatch:
         try:
             yield
         finally:
-            self._add(Segment(stage=stage, start_s=round(start, 6), end_s=round(self.elapsed_s(), 6)))
+            self.add(stage, start, self.elapsed_s())
+
+    def began_before(self, seconds: float) -> None:
+        """Let the attempt have begun so many seconds earlier: it goes on with what another process began."""
+        self._origin -= seconds
+        self._segments = [
+            Segment(stage=each.stage, start_s=each.start_s + seconds, end_s=each.end_s + seconds)
+            for each in self._segments
+        ]
+
+    def add(self, stage: Stage, start_s: float, end_s: float) -> None:
+        """Count a time to `stage` that somebody else measured, in seconds since the attempt began."""
+        start_s = max(0.0, start_s)
+        self._add(Segment(stage=stage, start_s=round(start_s, 6), end_s=round(max(start_s, end_s), 6)))
+
+    def count(self, stage: Stage, seconds: float) -> None:
+        """Count seconds to `stage` that nobody knows the place of."""
+        self.totals_s[stage.value] = round(self.totals_s.get(stage.value, 0.0) + seconds, 6)
 
     def _add(self, segment: Segment) -> None:
-        name = segment.stage.value
-        self.totals_s[name] = round(self.totals_s.get(name, 0.0) + segment.end_s - segment.start_s, 6)
+        self.count(segment.stage, segment.end_s - segment.start_s)
         if len(self._segments) < MAXIMUM_SEGMENTS:
             self._segments.append(segment)
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return the segments so far."""
-        return tuple(self._segments)
+        """Return the segments so far, in the order of their times."""
+        return tuple(sorted(self._segments, key=lambda segment: (segment.start_s, segment.end_s)))

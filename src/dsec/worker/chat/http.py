@@ -134,7 +134,7 @@ class HttpChatModel:
             tries += 1
             try:
                 if not self._name:
-                    self._name = await self._first_listed()
+                    self._name = await self.first_listed()
                 return await self._ask(request, tries)
             except _RefusedError as error:
                 raise BackendFailedError(error.brief, detail=error.detail, resolution=error.resolution) from error
@@ -183,7 +183,7 @@ class HttpChatModel:
             assembly.stop(f"it did not end within {self._settings.answer_s:g} s")
         return assembly.answer(asked_for=self._name, calls=tries)
 
-    async def _first_listed(self) -> str:
+    async def first_listed(self) -> str:
         """Return the name of the first model that the endpoint lists.
 
         Raises:

@@ -1,8 +1,9 @@
 """From a name on the command line to a policy.
 
-``oracle``, ``nop``, ``script:FILE``, ``replay:DIR``, the name of a plug-in (an entry point in the group
-``dsec.policies``), or ``module:attribute``. A plug-in is a `PolicyFactory`: a callable, often a class, that takes a
-`PolicyContext`.
+``oracle``, ``nop``, ``script:FILE``, ``replay:DIR``, those that are played as episodes (``agent``,
+``scaffold:COMMAND``, ``episode:NAME``; see `dsec.worker.policies.episodes`), the name of a plug-in (an entry point in
+the group ``dsec.policies``), or ``module:attribute``. A plug-in is a `PolicyFactory`: a callable, often a class, that
+takes a `PolicyContext`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from dsec.base.errors import InvalidRequestError, NotFoundError
+from dsec.worker.policies.episodes import EpisodeOptions, episode_source, is_episode_policy
 from dsec.worker.policies.nop import NopPolicy
 from dsec.worker.policies.oracle import OraclePolicy, check_solution
 from dsec.worker.policies.port import Policy, PolicyContext, PolicyFactory, PolicySource
@@ -21,6 +23,7 @@ from dsec.worker.policies.replay import replay_policy
 from dsec.worker.policies.script import RecordedPolicy, read_script
 
 GROUP = "dsec.policies"
+_KNOWN = ("agent", "scaffold:COMMAND", "episode:NAME", "oracle", "nop", "script:FILE", "replay:DIR", "module:attribute")
 
 
 def _script(name: str, path: Path) -> PolicySource:
@@ -50,7 +53,7 @@ def _callable(target: object, name: str) -> PolicyFactory:
 def _plugin(name: str) -> PolicySource:
     found = entry_points(group=GROUP, name=name)
     if not found:
-        known = ", ".join(["oracle", "nop", "script:FILE", "replay:DIR", "module:attribute", *_plugin_names()])
+        known = ", ".join([*_KNOWN, *_plugin_names()])
         raise InvalidRequestError(f"there is no policy {name!r}", resolution=f"use one of: {known}")
     target = _callable(next(iter(found)).load(), name)
     return PolicySource(name=name, fingerprint=f"plugin:{name}", make=target)
@@ -68,14 +71,20 @@ def _attribute(name: str, module: str, attribute: str) -> PolicySource:
     return PolicySource(name=name, fingerprint=f"attribute:{name}", make=_callable(target, name))
 
 
-def load_policy(name: str) -> PolicySource:
+def load_policy(name: str, episodes: EpisodeOptions | None = None) -> PolicySource:
     """Return the policy called `name`.
+
+    Args:
+        name: as on the command line.
+        episodes: how attempts are played that are episodes.
 
     Raises:
         InvalidRequestError: there is none, or its file does not hold rounds.
         NotFoundError: its file or recording is missing.
     """
     kind, colon, rest = name.partition(":")
+    if is_episode_policy(name):
+        return episode_source(name, episodes or EpisodeOptions())
     if name == "oracle":
         return PolicySource(name=name, fingerprint=name, make=OraclePolicy, check=check_solution)
     if name == "nop":
