@@ -35,8 +35,8 @@ from dsec.worker.episodes.environment_keeping import CLEAN_UP_S, Keepings
 from dsec.worker.episodes.environment_meter import EnvironmentMeter
 from dsec.worker.episodes.environment_sandbox import EnvironmentSandbox, is_untouched, lost_is_platform
 from dsec.worker.episodes.environment_workspace import EnvironmentWorkspace
+from dsec.worker.episodes.episode_sandboxes import episode_sandboxes, remove_episode_sandboxes
 from dsec.worker.episodes.ports import Environment, Hands, LifeContext, Workspace, hear_nothing
-from dsec.worker.episodes.resident import episode_sandboxes, remove_episode_sandboxes
 
 PREPARATION_S = 600.0
 HELD = "the episode was made to stand still"

@@ -48,6 +48,7 @@ from dsec.stores.episode_log_group import GroupCommit
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.drive import EpisodeDrive
+from dsec.worker.episodes.environment import standard_environment
 from dsec.worker.episodes.escalation import check_recovery
 from dsec.worker.episodes.parts import WorkerParts, WorkerSettings
 from dsec.worker.episodes.policy_registry import Policies
@@ -60,7 +61,6 @@ from dsec.worker.episodes.ports import (
     RecoveryStrategy,
 )
 from dsec.worker.episodes.recoveries import Recoveries
-from dsec.worker.episodes.resident import ResidentEnvironment
 from dsec.worker.episodes.shelf import SPEC_VERSION, KeptSpec, Shelf
 from dsec.worker.episodes.watching import watch
 from dsec.worker.grades import GradeBook
@@ -104,7 +104,7 @@ class EpisodeWorker:
         store: ObjectStore | None = None,
         settings: WorkerSettings | None = None,
         *,
-        environments: EnvironmentFactory = ResidentEnvironment,
+        environments: EnvironmentFactory = standard_environment,
         policies: PolicyFactory | None = None,
         hands: HandsFactory = only_sandbox,
         strategy: Callable[[EpisodeSpec], RecoveryStrategy] | None = None,
