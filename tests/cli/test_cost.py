@@ -14,9 +14,11 @@ from click.testing import CliRunner, Result
 
 from dsec.base.units import GIB
 from dsec.cli.main import cli
+from dsec.episode.failure_kinds import FailureKind
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity
 from dsec.episode.log_events import EnvironmentUsed, EpisodeEnded, LifeBegan, LogEvent, ModelFailed, RoundCommitted
 from dsec.episode.operations import TokenUsage
+from dsec.episode.recovery_experience import Step, StepTaken
 from dsec.episode.spec import AgentPolicy, EpisodeGrade, EpisodeLimits, EpisodeSpec, ModelEndpoint
 from dsec.episode.totals import EnvironmentKind
 from dsec.stores.episode_log import create_log
@@ -25,6 +27,7 @@ from dsec.testing.episodes import round_record
 from dsec.verification.attempt_result import AttemptResult, encode_result
 from dsec.verification.outcome import Outcome, Verdict
 from dsec.worker.episodes.shelf import KeptSpec
+from dsec.worker.experience import ExperienceBook
 from dsec.worker.framed_log import FramedLog
 from dsec.worker.grades import GradeBook
 from dsec.worker.layout import MANIFEST_NAME, RESULTS_NAME
@@ -216,3 +219,25 @@ def test_what_is_not_there_is_named_with_what_is(worker: Path, tmp_path: Path) -
     assert "neither a rollout nor episodes" in cost(str(tmp_path / "empty")).stderr
     assert "cannot be read" in cost("night", "--worker", str(worker), "--prices", "none.toml").stderr
     assert "there are: chapter" in cost("night", "--worker", str(worker), "--prices", "cheap").stderr
+
+
+def test_recovery_shows_what_was_learned_and_what_would_be_tried(tmp_path: Path) -> None:
+    def recovery(*argv: str) -> Result:
+        return CliRunner().invoke(cli, ["recovery", "--worker", str(tmp_path), *argv])
+
+    result = recovery("--model", "small", "--model", "big")
+    assert result.exit_code == 0, result.stderr
+    assert "nothing was learned yet" in result.stderr
+    assert "repair (small)" in result.stdout
+    check = FailureKind.CHECK_FAILED
+    repair = StepTaken(step=Step.REPAIR, model="small", after=check, failed=check, time_s=4.0, cost_usd=0.006)
+    escalate = StepTaken(step=Step.ESCALATE, model="big", after=check, time_s=8.0, cost_usd=0.03)
+    with ExperienceBook(tmp_path) as book:
+        asyncio.run(book.learn("ep-a", (repair, escalate) * 30))
+    found = json.loads(recovery("--json", "--model", "small", "--model", "big").stdout)
+    (after_check,) = [one for one in found["decisions"] if one["after"] == "check_failed"]
+    assert (after_check["step"], after_check["model"]) == ("escalate", "big")
+    assert [(one["tries"], one["within_s"]) for one in found["steps"]] == [(30, 8.0), (30, 4.0)]
+    late = json.loads(recovery("--json", "--model", "small", "--model", "big", "--deadline", "5s").stdout)
+    assert late["decisions"][0]["step"] == "stop"
+    assert "8.0 s" in recovery().stdout

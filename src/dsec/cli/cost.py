@@ -13,6 +13,7 @@ from dsec.cli.parameters import duration, json_option, size
 
 if TYPE_CHECKING:
     from dsec.routing.price_table import PriceTable
+    from dsec.worker.ledger_reading import RecordedRun
     from dsec.worker.ledger_report import CostReport
 
 _BY = ("task", "attempt", "model")
@@ -24,7 +25,7 @@ _BY = ("task", "attempt", "model")
 @click.option("--prices", metavar="FILE", help="Price table: a file, or `chapter`.  [what episodes' specs say]")
 @click.option("--deadline", type=duration, metavar="TIME", help="Passed in time means within TIME.  [the specs']")
 @click.option("--memory", type=size, metavar="SIZE", help="Take a sandbox that was not measured to have held so much.")
-@click.option("--worker", type=click.Path(path_type=Path, file_okay=False), help="Its directory.  [STATE/worker]")
+@click.option("--worker", metavar="WORKER", help="Directory or URL.  [DSEC_WORKER_URL; none: this host's]")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw it as SVG.")
 @json_option
 @pass_options
@@ -35,7 +36,7 @@ def cost(
     prices: str | None,
     deadline: float | None,
     memory: int | None,
-    worker: Path | None,
+    worker: str | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
@@ -48,12 +49,10 @@ def cost(
     from dsec.cli.cost_output import print_cost
     from dsec.cli.output import note, print_json
     from dsec.worker.ledger_pricing import price_run, price_source
-    from dsec.worker.ledger_reading import read_runs
     from dsec.worker.ledger_report import By, cost_report
 
     table = _price_table(prices)
-    place = worker or options.state_dir / "worker"
-    run = read_runs(runs, worker=place, memory_bytes=memory, deadline_s=deadline)
+    run = _read(options, runs, worker, memory, deadline)
     report = cost_report(
         price_run(run, table), run=run.name, prices=price_source(table), by=By(by), problems=run.problems
     )
@@ -61,6 +60,25 @@ def cost(
     if plot is not None:
         _draw(plot, report)
         note(f"picture: {plot}")
+
+
+def _read(
+    options: Options, runs: tuple[str, ...], worker: str | None, memory: int | None, deadline: float | None
+) -> RecordedRun:
+    """Read runs from where they are: directories, or a worker behind a URL."""
+    from dsec.sdk.workers import worker_endpoint, worker_state_dir
+    from dsec.worker.ledger_reading import read_runs
+    from dsec.worker.ledger_remote import read_remote_runs
+
+    is_url = worker is not None and (":" in worker.partition("/")[0])
+    there = worker_endpoint(worker if is_url else None, options.worker_token)
+    if there is not None and (is_url or worker is None) and not any(Path(run).is_dir() for run in runs):
+        from dsec.cli.worker_connection import run_episodes
+
+        options.worker_url = there.url
+        return run_episodes(options, lambda episodes: read_remote_runs(episodes, runs, deadline_s=deadline))
+    place = Path(worker) if worker is not None and not is_url else worker_state_dir(options.state_dir)
+    return read_runs(runs, worker=place, memory_bytes=memory, deadline_s=deadline)
 
 
 def _price_table(name: str | None) -> PriceTable | None:

@@ -29,6 +29,7 @@ _COMMANDS = {
     "cost": Lazy("dsec.cli.cost:cost", "Say what a run cost, and where the money went."),
     "worker": Lazy("dsec.cli.worker:worker", "Run the worker of this host, which drives episodes."),
     "episode": Lazy("dsec.cli.episode:episode", "Start, watch, steer and settle episodes."),
+    "recovery": Lazy("dsec.cli.recovery:recovery", "Say what helped episodes that failed, and what would be tried."),
     "plan": Lazy("dsec.cli.plan:plan", "Say what a workload needs, what it costs, and why."),
     "gateway": Lazy("dsec.cli.gateway:gateway", "One door to many model services: routes, limits, keys and prices."),
     "model": Lazy("dsec.cli.model:model", "Record what a chat model answers, and answer in its place."),

@@ -139,6 +139,10 @@ class Experience:
             self._exact.setdefault((one.step, one.after, one.model), _Tally()).add(one)
             self._any_model.setdefault((one.step, one.after), _Tally()).add(one)
 
+    def known(self) -> list[tuple[Step, FailureKind | None, str]]:
+        """Return what was tried, after what, with which model."""
+        return sorted(self._exact, key=lambda key: (key[0].value, key[1].value if key[1] else "", key[2]))
+
     def tries(self, step: Step, after: FailureKind | None) -> int:
         """Return how often a step was tried after a failure, with any model."""
         tally = self._any_model.get((step, after))

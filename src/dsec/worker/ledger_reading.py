@@ -20,7 +20,7 @@ from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.identity import check_episode_id
 from dsec.episode.ledger import attempt_use
 from dsec.episode.log_content import LogContent
-from dsec.episode.log_events import ModelChanged, StateSaved
+from dsec.episode.log_events import LogEvent, ModelChanged, StateSaved
 from dsec.episode.segments import parse_segment_name
 from dsec.episode.spec import AgentPolicy, EpisodeGrade, EpisodeSpec
 from dsec.episode.spending import GradedUse
@@ -117,7 +117,9 @@ class _Reader:
             use = attempt_use(content.events, sequence=content.next_sequence - 1, job=job, missing=lacks)
         passed = grade.passed if grade is not None else None
         graded = GradedUse(use=use, passed=passed, deadline_s=deadline_s)
-        return Recorded(graded=graded, endpoints=tuple(_endpoints(spec, content)))
+        return Recorded(
+            graded=graded, endpoints=tuple(endpoints_of(spec, content.events if content is not None else ()))
+        )
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
 
@@ -235,10 +237,11 @@ def _unread(episode_id: str, spec: EpisodeSpec | None, why: str) -> AttemptUse:
     )
 
 
-def _endpoints(spec: EpisodeSpec | None, content: LogContent | None) -> Iterator[ModelEndpoint]:
+def endpoints_of(spec: EpisodeSpec | None, events: Iterable[LogEvent]) -> Iterator[ModelEndpoint]:
+    """Return the models that an episode may have asked, by its spec and by what took over."""
     if spec is not None and isinstance(spec.policy, AgentPolicy):
         yield from (spec.policy.model, *spec.policy.stronger)
-    for event in content.events if content is not None else ():
+    for event in events:
         if isinstance(event, ModelChanged) and event.endpoint is not None:
             yield event.endpoint
         elif isinstance(event, StateSaved) and event.totals.endpoint is not None:
