@@ -1,0 +1,112 @@
+"""The port of chunk sources: where the chunks of layers come from.
+
+Contract of every driver:
+
+- `fetch` returns stored bytes (docs/formats/layer-manifest.md), whole or not at all. Drivers verify nothing and keep
+  nothing: whoever asked verifies (`fetch_verified`), since no source is trusted.
+- It may be called for many chunks at a time, from tasks of one event loop. Cancelling it leaves nothing behind.
+- Every call ends within its deadline. `StoreUnavailableError` says that asking again may help; `ObjectNotFoundError`
+  that this source has not got the chunk, which says nothing about others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.images.lazy.stored import MAXIMUM_STORED_BYTES, ChunkRef, decode
+from dsec.stores.objects import ObjectStore
+
+DEFAULT_TIMEOUT_S = 30.0
+
+
+class ChunkSource(Protocol):
+    """One place that has chunks of layers."""
+
+    name: str
+    """For errors and reports: a URL without secrets, or a node's id."""
+
+    async def fetch(self, ref: ChunkRef, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        """Return a stored chunk as this source has it.
+
+        Raises:
+            ObjectNotFoundError: it has not got it.
+            StoreUnavailableError: it does not answer within `timeout_s`, or answers with less than the whole.
+        """
+
+
+class MemorySource:
+    """Chunks in a mapping from name to stored bytes; the fake."""
+
+    def __init__(self, stored: Mapping[str, bytes], name: str = "memory") -> None:
+        self.name = name
+        self._stored = stored
+
+    async def fetch(self, ref: ChunkRef, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        try:
+            return self._stored[ref.id]
+        except KeyError as error:
+            raise ObjectNotFoundError(f"{self.name} has no chunk {ref.id[:12]}") from error
+
+
+def chunk_key(name: str) -> str:
+    """Return the key of a chunk in an object store."""
+    return f"layers/chunks/{name[:2]}/{name}"
+
+
+class ObjectSource:
+    """Chunks in an object store, each an object of its own: a folder, or an S3-compatible service."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.name = store.url
+        self._store = store
+
+    async def fetch(self, ref: ChunkRef, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        # By a range, so that an object that somebody made long does not fill our memory.
+        return await self._store.get_range(chunk_key(ref.id), 0, MAXIMUM_STORED_BYTES + 1, timeout_s=timeout_s)
+
+
+class BlobSource:
+    """Chunks of one layer in one large object that is read by ranges."""
+
+    def __init__(self, store: ObjectStore, key: str) -> None:
+        self.name = f"{store.url}/{key}"
+        self._store = store
+        self._key = key
+
+    async def fetch(self, ref: ChunkRef, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        data = await self._store.get_range(self._key, ref.blob_start, ref.stored_bytes, timeout_s=timeout_s)
+        if len(data) != ref.stored_bytes:
+            raise StoreUnavailableError(
+                f"{self.name} gave {len(data)} of {ref.stored_bytes} bytes at {ref.blob_start}",
+                resolution="see whether the object is whole, and whether the service honours ranges",
+            )
+        return data
+
+
+async def fetch_verified(sources: Sequence[ChunkSource], ref: ChunkRef, *, timeout_s: float) -> bytes:
+    """Return a chunk's content from the first source that has it, verified.
+
+    Raises:
+        StateCorruptedError: somebody gave something else, and nobody the chunk; names them.
+        StoreUnavailableError: some source did not answer, and nobody else had it.
+        ObjectNotFoundError: no source has it.
+    """
+    failures: list[DsecError] = []
+    for source in sources:
+        try:
+            return decode(ref, await source.fetch(ref, timeout_s=timeout_s), source.name)
+        except (ObjectNotFoundError, StateCorruptedError, StoreUnavailableError) as error:
+            failures.append(error)
+    raise _worst(ref, failures)
+
+
+def _worst(ref: ChunkRef, failures: Sequence[DsecError]) -> DsecError:
+    """Return one error that tells what every source said, of the kind that matters most."""
+    detail = "\n".join(f"{error.brief} ({error.detail})" if error.detail else error.brief for error in failures)
+    brief = f"chunk {ref.id[:12]} cannot be had from any of {len(failures)} sources"
+    for kind in (StateCorruptedError, StoreUnavailableError):
+        if any(isinstance(error, kind) for error in failures):
+            return kind(brief, detail=detail, resolution="see to the sources named above; it is tried again when read")
+    return ObjectNotFoundError(brief, detail=detail, resolution="convert the image again, and publish it there")

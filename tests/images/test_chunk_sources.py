@@ -1,0 +1,120 @@
+"""Chunk sources: the conformance suite over every driver, and what a chain of them does."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from dsec.base.errors import ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.images.lazy.source import BlobSource, ChunkSource, MemorySource, ObjectSource, chunk_key, fetch_verified
+from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, encode
+from dsec.stores.objects import ObjectStore
+from dsec.stores.objects_folder import FolderObjectStore
+from dsec.stores.objects_memory import MemoryObjectStore
+from dsec.stores.opening import open_store
+from dsec.testing.chunk_source_suite import ChunkSourceSuite, OpenSource, stored_chunks
+from dsec.testing.faulty_store import Faults, FaultyObjectStore
+from dsec.testing.s3_server import S3Server, find_program, make_bucket, run_s3_server
+
+
+def _objects_in(make_store: object) -> OpenSource:
+    async def open_source(stored: Mapping[str, bytes], refs: Sequence[ChunkRef]) -> ChunkSource:
+        store: ObjectStore = make_store()  # type: ignore[operator]
+        for name, data in stored.items():
+            await store.put(chunk_key(name), data)
+        return ObjectSource(store)
+
+    return open_source
+
+
+class TestMemory(ChunkSourceSuite):
+    @pytest.fixture
+    def open_source(self) -> OpenSource:
+        async def open_source(stored: Mapping[str, bytes], refs: Sequence[ChunkRef]) -> ChunkSource:
+            return MemorySource(stored)
+
+        return open_source
+
+
+class TestFolder(ChunkSourceSuite):
+    @pytest.fixture
+    def open_source(self, tmp_path: Path) -> OpenSource:
+        return _objects_in(lambda: FolderObjectStore(tmp_path / uuid.uuid4().hex))
+
+
+class TestBlob(ChunkSourceSuite):
+    @pytest.fixture
+    def open_source(self, tmp_path: Path) -> OpenSource:
+        async def open_source(stored: Mapping[str, bytes], refs: Sequence[ChunkRef]) -> ChunkSource:
+            store = FolderObjectStore(tmp_path / uuid.uuid4().hex)
+            if refs:
+                await store.put("blobs/layer", b"".join(stored[ref.id] for ref in refs))
+            return BlobSource(store, "blobs/layer")
+
+        return open_source
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    program = find_program()
+    if program is None:
+        pytest.skip("no S3 server: scripts/install-test-packages installs one")
+    with run_s3_server(tmp_path_factory.mktemp("s3"), program) as running:
+        make_bucket(running, "dsec-test")
+        yield running
+
+
+@pytest.mark.slow
+class TestS3(ChunkSourceSuite):
+    @pytest.fixture
+    def open_source(self, server: S3Server) -> OpenSource:
+        return _objects_in(lambda: open_store(f"s3://dsec-test/{uuid.uuid4()}", environment=server.environment))
+
+
+@pytest.mark.anyio
+async def test_a_blob_cut_short_is_said_and_may_be_asked_again() -> None:
+    stored, refs = stored_chunks()
+    store = MemoryObjectStore()
+    await store.put("blob", b"".join(stored[ref.id] for ref in refs)[:-1])
+    with pytest.raises(StoreUnavailableError, match="ranges"):
+        await BlobSource(store, "blob").fetch(refs[-1])
+
+
+@pytest.mark.anyio
+async def test_an_object_of_any_length_is_not_read_further_than_a_chunk_goes() -> None:
+    stored, refs = stored_chunks()
+    store = MemoryObjectStore()
+    await store.put(chunk_key(refs[0].id), stored[refs[0].id] + bytes(3 * CHUNK_BYTES))
+    assert len(await ObjectSource(store).fetch(refs[0])) <= CHUNK_BYTES + 9
+
+
+@pytest.mark.anyio
+async def test_a_chunk_that_one_source_damaged_comes_from_the_next() -> None:
+    stored, (ref, *_) = stored_chunks([b"content" * 100])
+    lying = MemorySource({ref.id: stored[ref.id][:-1] + b"?"}, "node-17")
+    good = MemorySource(stored, "store")
+    assert await fetch_verified([lying, good], ref, timeout_s=1) == b"content" * 100
+    with pytest.raises(StateCorruptedError, match="node-17"):
+        await fetch_verified([MemorySource({}), lying], ref, timeout_s=1)
+
+
+@pytest.mark.anyio
+async def test_an_unreachable_source_is_worth_another_try_and_an_empty_one_is_not() -> None:
+    _, (ref, *_) = stored_chunks([b"content"])
+    silent = ObjectSource(FaultyObjectStore(MemoryObjectStore(), Faults(fails=lambda action, key: True)))
+    with pytest.raises(StoreUnavailableError) as caught:
+        await fetch_verified([MemorySource({}), silent], ref, timeout_s=1)
+    assert caught.value.retryable
+    with pytest.raises(ObjectNotFoundError):
+        await fetch_verified([MemorySource({}), MemorySource({})], ref, timeout_s=1)
+
+
+@pytest.mark.anyio
+async def test_a_chunk_that_expands_without_bound_is_refused() -> None:
+    _, bomb = encode(bytes(CHUNK_BYTES))
+    _, (ref, *_) = stored_chunks([b"small"])
+    with pytest.raises(StateCorruptedError):
+        await fetch_verified([MemorySource({ref.id: bomb})], ref, timeout_s=1)
