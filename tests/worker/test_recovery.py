@@ -255,6 +255,7 @@ async def test_a_cost_limit_ends_before_it_is_passed_and_needs_prices(tmp_path: 
     limits = EpisodeLimits(cost_usd=3.5)
     played = await play(tmp_path, lambda_of(LOOK, shell("true")), price=1000.0, limits=limits)
     assert (played.info.error_code, played.info.rounds) == ("budget_exhausted", 3)
+    assert played.info.usage.cost_usd == pytest.approx(3.3)
     with pytest.raises(InvalidRequestError, match="nobody knows what small costs"):
         check_recovery(spec(ScriptedChat({}, url="http://127.0.0.1:1/v1"), limits=limits))
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from dsec.episode.durability import Unsaved
 from dsec.episode.episode_progress import EpisodeProgress
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.recovery import AwaitVerdict
 from dsec.episode.spec import EpisodeInfo, EpisodeSpec, EpisodeState, UnknownOperation
+from dsec.worker.episodes.escalation import spent_usd
 from dsec.worker.episodes.holding import Holding
 from dsec.worker.episodes.lives import first_model
 from dsec.worker.episodes.shelf import KeptSpec
@@ -60,7 +63,7 @@ def describe(episode_id: str, kept: KeptSpec, holding: Holding, waiting: Sequenc
         unsaved=unsaved,
         unknown=unknown_operations(progress, waiting),
         model=_model(spec, progress),
-        usage=totals.usage,
+        usage=replace(totals.usage, cost_usd=spent_usd(totals, spec, totals.endpoint) if totals.models else None),
         created_at_s=kept.created_at_s,
         ended_at_s=progress.ended.at_s if progress.ended is not None else 0.0,
         lives=totals.lives,
