@@ -80,6 +80,24 @@ def test_environments_made_for_each_round_are_there_three_seconds_of_ten() -> No
     assert result.figures["late_environment_s"].maximum == 0.0
 
 
+def test_rebuilding_each_round_takes_the_chapters_task_from_60_to_18_gib_s() -> None:
+    """Memory over time of one task: the mean of all, by the tasks that arrive in a second."""
+
+    def gib_s(**changes: object) -> float:
+        return repair(**changes).levels["memory_bytes"].mean / (10 << 30)
+
+    assert gib_s() == pytest.approx(60, rel=0.001)
+    assert gib_s(environment="per_round", prepare_s=2.0) == pytest.approx(18, rel=0.001)
+
+
+def test_an_environment_that_is_written_out_takes_memory_until_it_is() -> None:
+    """The chapter's pause: 2 GiB at 4 s a GiB to save, 1 s to resume; of each round's 10 s none is left over."""
+    paused = repair(environment="per_round", prepare_s=1.0, release_s=8.0)
+    assert paused.levels["environments"].mean == pytest.approx(300, rel=0.001)
+    snapshot = repair(environment="per_round", prepare_s=1.0, release_s=2.0)
+    assert snapshot.levels["environments"].mean == pytest.approx(10 * 3 * (2 + 1 + 1), rel=0.001)
+
+
 def test_a_preparation_longer_than_the_call_delays_the_tool() -> None:
     result = repair(environment="per_round", model_call_s=constant(1.0), prepare_s=2.7)
     assert result.figures["late_environment_s"].mean == pytest.approx(1.7)

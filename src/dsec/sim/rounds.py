@@ -4,7 +4,8 @@ A task waits for a model slot, is served, runs a tool on a core, and so on for i
 either from beginning to
 end (*resident*) or, made anew for each round, from the start of its preparation to the end of the tool (*per round*);
 the preparation begins so that it would
-end with the model call. This is the workload of the chapter's examples 11-1 and 11-9, and what a planner's formulas
+end with the model call. An environment that is saved or written out after each tool, as a snapshot or a pause does,
+goes on taking memory for as long as that takes. This is the workload of the chapter's examples 11-1 and 11-9, and what a planner's formulas
 are checked against: the
 formulas give means, the simulation also what queues do to them.
 """
@@ -47,6 +48,7 @@ class RoundsScenario(TimedScenario, frozen=True, kw_only=True, tag_field="model"
         environment_bytes: memory of each; for the figure only.
         environment: `resident` or `per_round`.
         prepare_s: what making an environment takes. Resident: once, before the first round.
+        release_s: per round: how long an environment takes memory after its tool, because it is saved or written out.
         prepare_cpu_s: processor time of that, spread evenly; it is added to the mean and occupies no core.
         deadline_s: tasks done within it are counted; 0: none is set.
     """
@@ -63,6 +65,7 @@ class RoundsScenario(TimedScenario, frozen=True, kw_only=True, tag_field="model"
     environment_bytes: Annotated[int, Meta(ge=0)] = 2 << 30
     environment: Literal["resident", "per_round"] = "resident"
     prepare_s: Annotated[float, Meta(ge=0)] = 0.0
+    release_s: Annotated[float, Meta(ge=0)] = 0.0
     prepare_cpu_s: Annotated[float, Meta(ge=0)] = 0.0
     deadline_s: Annotated[float, Meta(ge=0)] = 0.0
 
@@ -235,11 +238,14 @@ class RoundsModel:
         task.rounds_left -= 1
         if not self._resident:
             task.ready = False
-            self.environments.release(now_s, 1)
+            self.calendar.at(now_s + self._scenario.release_s, self._release, task)
         if task.rounds_left:
             self._begin_round(now_s, task)
         else:
             self.calendar.at(now_s + self._scenario.commit_s, self._leave, task)
+
+    def _release(self, now_s: float, _: _Task) -> None:
+        self.environments.release(now_s, 1)
 
     def _leave(self, now_s: float, task: _Task) -> None:
         if self._resident:
