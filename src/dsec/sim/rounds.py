@@ -1,13 +1,11 @@
 """Tasks of model and tool phases on hosts with places for environments, cores and model calls.
 
 A task waits for a model slot, is served, runs a tool on a core, and so on for its rounds. Its environment takes memory
-either from beginning to
-end (*resident*) or, made anew for each round, from the start of its preparation to the end of the tool (*per round*);
-the preparation begins so that it would
-end with the model call. An environment that is saved or written out after each tool, as a snapshot or a pause does,
-goes on taking memory for as long as that takes. This is the workload of the chapter's examples 11-1 and 11-9, and what a planner's formulas
-are checked against: the
-formulas give means, the simulation also what queues do to them.
+either from beginning to end (*resident*) or, made anew for each round, from the start of its preparation to the end of
+the tool (*per round*); the preparation begins so that it would end with the model call. An environment that is saved or
+written out after each tool, as a snapshot or a pause does, goes on taking memory for as long as that takes. This is the
+workload of the chapter's examples 11-1 and 11-9, and what a planner's formulas are checked against: the formulas give
+means, the simulation also what queues do to them.
 """
 
 from __future__ import annotations
