@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsec.verification.attempt_result import AttemptResult, TestsRecord, excerpt
+from dsec.episode.agent_calls import AgentCall, EditFile, OutsideCall, ReadLines, Search, Submit, UnusableCall
+from dsec.episode.content import Content
+from dsec.episode.operations import ModelDecision, Operation, RoundRecord, TokenUsage
+from dsec.episode.tools import Run, ToolFailed, WriteFile
+from dsec.verification.attempt_result import AttemptResult, EpisodeRecord, TestsRecord, excerpt
 from dsec.verification.outcome import Outcome, Verdict
 from dsec.verification.stages import Segment, Stage
 from dsec.worker.report.lanes import coalesce, tick_step_s, timeline
@@ -71,12 +77,67 @@ def test_nothing_that_a_guest_wrote_becomes_markup() -> None:
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
+def episode_result(text: str, **fields: Any) -> AttemptResult:
+    episode = EpisodeRecord(
+        episode_id="ep-a", models=(text,), lives=2, calls=3, input_tokens=1000, output_tokens=234, cost_usd=0.00123
+    )
+    return result(episode=episode, **fields)
+
+
+def played(text: str, rounds: int) -> list[RoundRecord]:
+    calls: list[AgentCall] = [
+        Run(script=text or "ls"),
+        Run(argv=("ls", text)),
+        ReadLines(path=text),
+        Search(pattern=text),
+        EditFile(path=text, old="a", new=text),
+        EditFile(path=text, new=text),
+        OutsideCall(name=text, arguments={"a": text}),
+        UnusableCall(problem=text, name=text),
+        WriteFile(path=text, content=Content(text=text)),
+        Submit(summary=text),
+    ]
+    operations = tuple(Operation(operation_id=f"ep-a.r1.d1.c{place}", call=call) for place, call in enumerate(calls))
+    decision = ModelDecision(operations=operations, message=text, usage=TokenUsage(input_tokens=10, output_tokens=2))
+    came = tuple(ToolFailed(code="x", brief=text) for _ in calls)
+    return [RoundRecord(number=number, decision=decision, results=came) for number in range(1, rounds + 1)]
+
+
+def test_the_rounds_of_an_episode_are_on_the_page_and_what_it_used() -> None:
+    one = episode_result("m")
+    page = render_report(summary(one), [one], rounds=lambda _: played("echo hello", 3))
+    for text in ("Round 3", "$ echo hello", "edit echo hello", "1,000 tokens in, 234 out", "$0.0012", "2 lives"):
+        assert text in page
+    assert page.count('<p class="cap">Round') == 3
+    assert "worker/episodes/ep-a" in page
+    long = render_report(summary(one), [one], rounds=lambda _: played("x" * 100_000, 500))
+    assert "460 rounds are not shown" in long
+    assert len(long) < 1_000_000
+
+
+def test_what_models_used_is_summed_and_a_price_that_is_missing_is_said() -> None:
+    known, unknown = episode_result("m"), episode_result("m", attempt=2, outcome=Outcome.FAILED)
+    assert unknown.episode is not None
+    sums = summary(known, unknown).models
+    assert sums is not None
+    assert (sums.calls, sums.input_tokens, sums.is_whole) == (6, 2000, True)
+    assert sums.cost_usd == pytest.approx(0.00246)
+    assert sums.passed_usd == pytest.approx(0.00246)
+    free = msgspec.structs.replace(unknown, episode=msgspec.structs.replace(unknown.episode, cost_usd=None))
+    sums = summary(known, free).models
+    assert sums is not None
+    assert (sums.is_whole, sums.passed_usd) == (False, None)
+    assert summary(result()).models is None
+
+
 @pytest.mark.slow
 @given(st.text(alphabet=st.sampled_from("<>&\"'/=a \n\x00"), max_size=40))
 def test_no_text_of_a_guest_adds_a_tag_or_attribute(text: str) -> None:
     plain, hostile = hostile_result("x"), hostile_result(f"x{text}y")
-    expected = Page(render_report(summary(plain), [plain]))
-    seen = Page(render_report(summary(hostile), [hostile]))
+    episode = EpisodeRecord(episode_id="ep-a", calls=1)
+    plain, hostile = (msgspec.structs.replace(each, episode=episode) for each in (plain, hostile))
+    expected = Page(render_report(summary(plain), [plain], rounds=lambda _: played("plain", 2)))
+    seen = Page(render_report(summary(hostile), [hostile], rounds=lambda _: played(text, 2)))
     assert seen.tags == expected.tags
     assert [name for name, _ in seen.attributes] == [name for name, _ in expected.attributes]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from dsec.base.errors import InvalidRequestError
@@ -62,3 +63,19 @@ def format_duration(duration_s: float) -> str:
         return f"{minutes}m{seconds:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m"
+
+
+def format_usd(amount: float) -> str:
+    """Return an amount of money with as many digits as say something, such as ``$0.00070`` or ``$12.30``."""
+    if abs(amount) >= 1:
+        return f"${amount:,.2f}"
+    digits = 2 if not amount else min(9, 1 - math.floor(math.log10(abs(amount))))
+    return f"${amount:.{max(2, digits)}f}"
+
+
+def format_count(number: int) -> str:
+    """Return a short text such as ``950``, ``12.3k`` or ``4.0M``."""
+    for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if abs(number) >= unit:
+            return f"{number / unit:.1f}{name}"
+    return str(number)

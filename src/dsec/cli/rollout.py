@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -200,9 +201,10 @@ def report(out: Path) -> None:
     from dsec.cli.rollout_output import note_report
     from dsec.worker.layout import REPORT_NAME
     from dsec.worker.manifest import write_durably
-    from dsec.worker.output import recorded_summary
+    from dsec.worker.output import read_rounds, recorded_summary
     from dsec.worker.report.page import render_report
 
     summary, results = recorded_summary(out)
-    write_durably(out / REPORT_NAME, render_report(summary, results).encode(errors="replace"))
+    page = render_report(summary, results, rounds=partial(read_rounds, out))
+    write_durably(out / REPORT_NAME, page.encode(errors="replace"))
     note_report(out)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsec.base.units import format_duration
+from dsec.base.units import format_duration, format_usd
 from dsec.cli.output import note, print_json, print_table, printable
 from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
 from dsec.verification.stages import Stage
 from dsec.worker.layout import REPORT_NAME
 from dsec.worker.report.lanes import OUTCOME_WORDS, STAGE_WORDS
-from dsec.worker.summary import Summary
+from dsec.worker.summary import ModelSums, Summary
 
 _MOST_PROBLEMS = 10
 
@@ -45,7 +45,17 @@ def print_summary(summary: Summary, results: Sequence[AttemptResult], *, as_json
     )
     overhead = "" if summary.overhead_s is None else f"; {format_duration(summary.overhead_s)} overhead per attempt"
     note(f"{total} of {summary.attempts_planned} attempts in {format_duration(summary.wall_s)}{overhead}")
+    if summary.models is not None:
+        _note_models(summary.models)
     _note_problems(results)
+
+
+def _note_models(models: ModelSums) -> None:
+    used = f"{models.rounds} rounds, {models.calls} calls of models"
+    tokens = f"{models.input_tokens:,} tokens in ({models.cached_tokens:,} cached), {models.output_tokens:,} out"
+    cost = "" if models.cost_usd is None else f"; {'' if models.is_whole else 'at least '}{format_usd(models.cost_usd)}"
+    passed = "" if models.passed_usd is None else f", {format_usd(models.passed_usd)} for each that passed"
+    note(f"{used}: {tokens}{cost}{passed}")
 
 
 def _share(part: float, whole: float) -> str:

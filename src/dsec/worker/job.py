@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -16,7 +17,7 @@ from dsec.service.episodes import EpisodeService
 from dsec.service.port import SandboxService
 from dsec.worker.layout import REPORT_NAME, WORKER_NAME
 from dsec.worker.manifest import make_manifest, write_durably
-from dsec.worker.output import OutputDirectory
+from dsec.worker.output import OutputDirectory, read_rounds
 from dsec.worker.policies.episodes import EpisodeOptions
 from dsec.worker.policies.port import PolicySource
 from dsec.worker.policies.registry import load_policy
@@ -181,7 +182,7 @@ async def run_rollout(
             interrupted = await _run_until(rollout, stop)
         summary = rollout.summary(skipped=skipped)
         output.write_summary(summary)
-        page = render_report(summary, list(output.results.values()))
+        page = render_report(summary, list(output.results.values()), rounds=partial(read_rounds, request.out))
         write_durably(request.out / REPORT_NAME, page.encode(errors="replace"))
     return JobEnd(summary=summary, interrupted=interrupted)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from dsec.base.errors import NotFoundError, StateLockedError
+from dsec.base.errors import DsecError, NotFoundError, StateLockedError
 from dsec.episode.frames import scan_frames
+from dsec.episode.operations import RoundRecord
 from dsec.episode.tools import CommandOutput
+from dsec.stores.episode_log_reading import read_episode_log
 from dsec.verification.attempt_result import AttemptResult, decode_results, encode_result
 from dsec.verification.outcome import Outcome
 from dsec.worker.framed_log import FramedLog
@@ -21,6 +24,7 @@ from dsec.worker.layout import (
     SUMMARY_NAME,
     TESTS_OUTPUT_NAME,
     TRAJECTORY_NAME,
+    WORKER_NAME,
     attempt_folder,
 )
 from dsec.worker.manifest import Manifest, read_manifest, settle_manifest, write_durably
@@ -128,6 +132,16 @@ def recorded_summary(out: Path) -> tuple[Summary, list[AttemptResult]]:
         skipped=_recorded_skips(out / SUMMARY_NAME),
     )
     return summary, results
+
+
+def read_rounds(out: Path, result: AttemptResult) -> Sequence[RoundRecord]:
+    """Return the rounds of an attempt that was an episode; what cannot be read is not shown, and nothing else fails."""
+    if result.episode is None:
+        return ()
+    try:
+        return read_episode_log(out / WORKER_NAME / "episodes" / result.episode.episode_id).rounds
+    except DsecError:
+        return ()
 
 
 def _recorded_skips(path: Path) -> dict[str, str]:

@@ -21,6 +21,28 @@ class TaskSummary(Value, frozen=True):
     mean_duration_s: float
 
 
+class ModelSums(Value, frozen=True, omit_defaults=True):
+    """What the models of all attempts used, whatever became of the attempts.
+
+    Attributes:
+        rounds: that were committed.
+        calls: that came to nothing included.
+        input_tokens, cached_tokens, output_tokens: of them.
+        cost_usd: as far as prices are known; None: none is.
+        is_whole: whether every attempt that asked a model has a known cost.
+        passed_usd: of it for each attempt that passed; None: none passed, or not all prices are known.
+    """
+
+    rounds: int = 0
+    calls: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    is_whole: bool = True
+    passed_usd: float | None = None
+
+
 class Summary(Value, frozen=True, kw_only=True):
     """A whole rollout.
 
@@ -41,6 +63,7 @@ class Summary(Value, frozen=True, kw_only=True):
         retried: attempts that needed more than one sandbox.
         skipped: tasks that were left out, with the reason.
         tasks: each task.
+        models: what they used; None: no attempt was an episode.
     """
 
     rollout_id: str
@@ -58,6 +81,7 @@ class Summary(Value, frozen=True, kw_only=True):
     retried: int
     skipped: dict[str, str]
     tasks: tuple[TaskSummary, ...]
+    models: ModelSums | None = None
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -138,6 +162,27 @@ def summarise(
         retried=sum(result.tries > 1 for result in results),
         skipped=skipped,
         tasks=tuple(_task(name, group) for name, group in groups.items()),
+        models=_models(results),
+    )
+
+
+def _models(results: Sequence[AttemptResult]) -> ModelSums | None:
+    episodes = [result.episode for result in results if result.episode is not None]
+    if not episodes:
+        return None
+    costs = [each.cost_usd for each in episodes if each.cost_usd is not None]
+    is_whole = all(each.cost_usd is not None or not each.calls for each in episodes)
+    passed = sum(result.outcome is Outcome.PASSED for result in results)
+    cost_usd = round(sum(costs), 9) if costs else None
+    return ModelSums(
+        rounds=sum(result.rounds for result in results if result.episode is not None),
+        calls=sum(each.calls for each in episodes),
+        input_tokens=sum(each.input_tokens for each in episodes),
+        cached_tokens=sum(each.cached_tokens for each in episodes),
+        output_tokens=sum(each.output_tokens for each in episodes),
+        cost_usd=cost_usd,
+        is_whole=is_whole,
+        passed_usd=cost_usd / passed if cost_usd is not None and passed and is_whole else None,
     )
 
 

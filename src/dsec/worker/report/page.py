@@ -9,18 +9,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from urllib.parse import quote
 
-from dsec.base.units import format_duration
-from dsec.verification.attempt_result import EXCERPT_CHARACTERS, AttemptResult, TestsRecord
+from dsec.base.units import format_count, format_duration, format_usd
+from dsec.episode.operations import RoundRecord
+from dsec.verification.attempt_result import EXCERPT_CHARACTERS, AttemptResult, EpisodeRecord, TestsRecord
 from dsec.verification.outcome import Outcome
 from dsec.verification.stages import Stage
-from dsec.worker.layout import TESTS_OUTPUT_NAME, TRAJECTORY_NAME, task_folder_name
+from dsec.worker.layout import TESTS_OUTPUT_NAME, TRAJECTORY_NAME, WORKER_NAME, task_folder_name
 from dsec.worker.report.lanes import OUTCOME_WORDS, STAGE_WORDS, timeline
 from dsec.worker.report.picture import timeline_svg
+from dsec.worker.report.rounds import render_rounds
 from dsec.worker.summary import Summary
 
 MAXIMUM_DETAILED_TASKS = 3_000
@@ -28,6 +30,9 @@ MAXIMUM_DETAILED_ATTEMPTS = 32
 """Per task. What is left out is in results.jsonl, and the page says so."""
 MAXIMUM_EXCERPTED_ATTEMPTS = 1_000
 """Attempts whose output is in the page; those that did not pass come first. The others have their links."""
+MAXIMUM_SHOWN_EPISODES = 200
+"""Attempts whose rounds are in the page, of those whose output is."""
+ReadRounds = Callable[[AttemptResult], Sequence[RoundRecord]]
 
 
 def _asset(name: str) -> str:
@@ -54,6 +59,11 @@ def _tiles(summary: Summary) -> str:
         tiles.append(_tile(f"{count:,}", words, tone=outcome.value, zero=count == 0))
     if summary.overhead_s is not None:
         tiles.append(_tile(format_duration(summary.overhead_s), "overhead per attempt", tone="create"))
+    if (models := summary.models) is not None:
+        tiles.append(_tile(format_count(models.input_tokens + models.output_tokens), "tokens of models", tone="decide"))
+        if models.cost_usd is not None:
+            words = "of models" if models.is_whole else "of models, at least"
+            tiles.append(_tile(format_usd(models.cost_usd), words, tone="decide"))
     return f'<section class="tiles">{"".join(tiles)}</section>'
 
 
@@ -116,12 +126,28 @@ def _outputs(result: AttemptResult) -> str:
     )
 
 
-def _attempt(result: AttemptResult, with_outputs: bool) -> str:
+def _trajectory(result: AttemptResult, folder: str) -> str:
+    if result.episode is not None:
+        return f'<a href="{WORKER_NAME}/episodes/{quote(result.episode.episode_id)}">log of the episode</a>'
+    return f'<a href="{folder}/{TRAJECTORY_NAME}">trajectory</a>'
+
+
+def _used(episode: EpisodeRecord | None) -> str:
+    """Say what the models of an attempt used."""
+    if episode is None or not episode.calls:
+        return ""
+    models = escape(", ".join(name[:100] for name in episode.models))
+    cost = "" if episode.cost_usd is None else f" · {format_usd(episode.cost_usd)}"
+    lives = f" · {episode.lives} lives" if episode.lives > 1 else ""
+    return f" · {models} · {episode.input_tokens:,} tokens in, {episode.output_tokens:,} out{cost}{lives}"
+
+
+def _attempt(result: AttemptResult, with_outputs: bool, rounds: ReadRounds) -> str:
     folder = f"attempts/{quote(task_folder_name(result.task))}/{result.attempt}"
-    links = f'<a href="{folder}/{TRAJECTORY_NAME}">trajectory</a>'
+    links = _trajectory(result, folder)
     if result.tests is not None:
         links += f'<a href="{folder}/{TESTS_OUTPUT_NAME}">output of the tests</a>'
-    outputs = _outputs(result) if with_outputs else ""
+    outputs = render_rounds(rounds(result)) + _outputs(result) if with_outputs else ""
     tries = f" · {result.tries} tries" if result.tries > 1 else ""
     broken = "".join(f'<p class="cap">an earlier try broke: {escape(text[:500])}</p>' for text in result.broken_tries)
     return (
@@ -129,11 +155,17 @@ def _attempt(result: AttemptResult, with_outputs: bool) -> str:
         f"<p><b>Attempt {result.attempt}: {OUTCOME_WORDS[result.outcome]}</b>"
         f" — {escape(result.verdict.reason[:1000])}</p>"
         f'<p class="links">{links}{format_duration(result.duration_s)} · {result.rounds} rounds{tries}'
-        f" · {escape(result.sandbox_id)}</p>{broken}{outputs}</div>"
+        f"{_used(result.episode)} · {escape(result.sandbox_id)}</p>{broken}{outputs}</div>"
     )
 
 
-def _task(name: str, group: Sequence[AttemptResult], longest_s: float, excerpted: frozenset[tuple[str, int]]) -> str:
+def _task(
+    name: str,
+    group: Sequence[AttemptResult],
+    longest_s: float,
+    excerpted: frozenset[tuple[str, int]],
+    rounds: ReadRounds,
+) -> str:
     marks = "".join(
         f'<span class="mark" style="background: var(--{result.outcome.value})"'
         f' title="attempt {result.attempt}: {OUTCOME_WORDS[result.outcome]}"></span>'
@@ -144,7 +176,9 @@ def _task(name: str, group: Sequence[AttemptResult], longest_s: float, excerpted
     mean_s = sum(result.duration_s for result in group) / len(group)
     outcomes = " ".join(sorted({result.outcome.value for result in group}))
     more = len(group) - MAXIMUM_DETAILED_ATTEMPTS
-    attempts = "".join(_attempt(result, result.key in excerpted) for result in group[:MAXIMUM_DETAILED_ATTEMPTS])
+    attempts = "".join(
+        _attempt(result, result.key in excerpted, rounds) for result in group[:MAXIMUM_DETAILED_ATTEMPTS]
+    )
     rest = f'<p class="note">and {more} more attempts, in results.jsonl</p>' if more > 0 else ""
     return (
         f'<details class="task" data-name="{escape(name.lower())}" data-outcomes="{outcomes}"><summary>'
@@ -155,7 +189,7 @@ def _task(name: str, group: Sequence[AttemptResult], longest_s: float, excerpted
     )
 
 
-def _tasks(groups: Mapping[str, Sequence[AttemptResult]]) -> str:
+def _tasks(groups: Mapping[str, Sequence[AttemptResult]], rounds: ReadRounds) -> str:
     if not groups:
         return ""
     present = {result.outcome for group in groups.values() for result in group}
@@ -168,7 +202,7 @@ def _tasks(groups: Mapping[str, Sequence[AttemptResult]]) -> str:
     longest_s = max(sum(r.duration_s for r in group) / len(group) for group in groups.values()) or 1.0
     names = list(groups)
     excerpted = _excerpted([result for group in groups.values() for result in group])
-    rows = "".join(_task(name, groups[name], longest_s, excerpted) for name in names[:MAXIMUM_DETAILED_TASKS])
+    rows = "".join(_task(name, groups[name], longest_s, excerpted, rounds) for name in names[:MAXIMUM_DETAILED_TASKS])
     more = len(names) - MAXIMUM_DETAILED_TASKS
     rest = f'<p class="note">and {more} more tasks, in results.jsonl</p>' if more > 0 else ""
     return (
@@ -209,12 +243,32 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def render_report(summary: Summary, results: Sequence[AttemptResult]) -> str:
+def _no_rounds(result: AttemptResult) -> Sequence[RoundRecord]:
+    del result
+    return ()
+
+
+def _bounded(rounds: ReadRounds) -> ReadRounds:
+    """Return a reader that reads the rounds of so many attempts, and none of the others."""
+    left = MAXIMUM_SHOWN_EPISODES
+
+    def read(result: AttemptResult) -> Sequence[RoundRecord]:
+        nonlocal left
+        if result.episode is None or not left:
+            return ()
+        left -= 1
+        return rounds(result)
+
+    return read
+
+
+def render_report(summary: Summary, results: Sequence[AttemptResult], *, rounds: ReadRounds = _no_rounds) -> str:
     """Return the whole page.
 
     Args:
         summary: the sums.
         results: every finished attempt.
+        rounds: returns those of an attempt that was an episode.
     """
     groups: dict[str, list[AttemptResult]] = {}
     for result in sorted(results, key=lambda item: item.key):
@@ -229,7 +283,7 @@ def render_report(summary: Summary, results: Sequence[AttemptResult]) -> str:
             _time(summary),
             _timeline(results, indices),
             _skipped(summary),
-            _tasks(groups),
+            _tasks(groups, _bounded(rounds)),
         ]
     )
     return (
