@@ -433,7 +433,7 @@ async def test_however_long_an_episode_is_what_the_model_is_shown_is_bounded() -
     rounds = [committed(proposal, result("x" * 100), number=number) for number in range(1, 10_001)]
     model = Told(written("submit", "{}"))
     await ToolCallingPolicy(model, standard_tools(), "Mend it.", history_bytes=10_000).decide(turn(rounds))
-    messages = model.asked[0].messages
+    messages = list(model.asked[0].messages)
     assert len(json.dumps(messages)) < 30_000
     assert messages[2]["content"].endswith("earlier rounds are not shown]")
     assert messages[-1]["content"] == "x" * 100

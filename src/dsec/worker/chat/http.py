@@ -8,7 +8,7 @@ the model hears of it.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -159,7 +159,7 @@ class HttpChatModel:
             body["seed"] = request.seed
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
-        return self._message("POST", "/chat/completions", msgspec.json.encode(body))
+        return self._message("POST", "/chat/completions", msgspec.json.encode(body, enc_hook=list))
 
     def _message(self, method: str, path: str, data: bytes = b"") -> bytes:
         lines = [
@@ -178,7 +178,7 @@ class HttpChatModel:
     async def _ask(self, request: ChatRequest, tries: int) -> ChatAnswer:
         assembly = AnswerAssembly(self._settings.maximum_bytes, hear=request.hear)
         with anyio.move_on_after(self._settings.answer_s) as scope:
-            await self._exchange(self._question(request), assembly)
+            await self._exchange(lambda: self._question(request), assembly)
         if scope.cancelled_caught:
             assembly.stop(f"it did not end within {self._settings.answer_s:g} s")
         return assembly.answer(asked_for=self._name, calls=tries)
@@ -191,7 +191,7 @@ class HttpChatModel:
         """
         data = b""
         with anyio.move_on_after(self._settings.silence_s) as scope:
-            data = await self._exchange(self._message("GET", "/models"), None)
+            data = await self._exchange(lambda: self._message("GET", "/models"), None)
         if scope.cancelled_caught:
             raise self._silent()
         try:
@@ -204,12 +204,15 @@ class HttpChatModel:
             )
         return names[0]
 
-    async def _exchange(self, message: bytes, assembly: AnswerAssembly | None) -> bytes:
-        """Send a request; the answer goes to `assembly`, or is returned where there is none."""
+    async def _exchange(self, message: Callable[[], bytes], assembly: AnswerAssembly | None) -> bytes:
+        """Send a request; the answer goes to `assembly`, or is returned where there is none.
+
+        The request is made here and not kept: hundreds of models think at once, and each has been sent a long history.
+        """
         try:
             stream = await self._connect()
             async with stream:
-                await stream.send(message)
+                await stream.send(message())
                 whole = await self._receive(stream, assembly)
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, ssl.SSLError) as error:
             raise BackendFailedError(f"{self._settings.url} cannot be reached", detail=str(error)) from error

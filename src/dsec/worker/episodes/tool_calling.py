@@ -12,8 +12,8 @@ ledger, and the model reads it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import msgspec
 
@@ -80,7 +80,7 @@ class ToolCallingPolicy:
             BackendFailedError: its service failed, also when asked again.
         """
         request = ChatRequest(
-            messages=[*self._beginning, *_history(turn.rounds, turn.steered, self._history_bytes)],
+            messages=_Messages(lambda: [*self._beginning, *_history(turn.rounds, turn.steered, self._history_bytes)]),
             tools=[
                 {
                     "type": "function",
@@ -111,6 +111,28 @@ class ToolCallingPolicy:
         if isinstance(call, UnusableCall) and cut:
             return UnusableCall(name=call.name, problem=f"{call.problem}; the answer is not whole: {cut}")
         return call
+
+
+class _Messages(Sequence[Mapping[str, Any]]):
+    """What a model is shown, made whenever it is read: for the minutes in which it thinks, nobody needs it."""
+
+    def __init__(self, make: Callable[[], list[Mapping[str, Any]]]) -> None:
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._make())
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._make())
+
+    @overload
+    def __getitem__(self, place: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Mapping[str, Any]]: ...
+
+    def __getitem__(self, place: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+        return self._make()[place]
 
 
 def _history(rounds: Sequence[RoundRecord], steered: Sequence[Steering], budget: int) -> list[Mapping[str, Any]]:
