@@ -168,6 +168,7 @@ async def test_what_nobody_can_mend_ends_as_failed(tmp_path: Path) -> None:
     assert "every model has repaired as often as it may" in played.info.reason
 
 
+@pytest.mark.slow
 async def test_answers_of_no_use_are_told_so_and_then_another_model_goes_on(tmp_path: Path) -> None:
     played = await play(tmp_path, [GARBAGE], [MEND, submit()])
     assert played.info.reason == "submitted"
@@ -177,6 +178,7 @@ async def test_answers_of_no_use_are_told_so_and_then_another_model_goes_on(tmp_
     assert (helped.info.reason, helped.told) == ("submitted", ["recovery:useless"])
 
 
+@pytest.mark.slow
 async def test_answers_of_no_use_end_where_the_limit_says(tmp_path: Path) -> None:
     played = await play(tmp_path, [GARBAGE], stronger=False)
     assert (played.info.error_code, played.info.rounds) == ("unusable_answers", 5)
@@ -185,6 +187,7 @@ async def test_answers_of_no_use_end_where_the_limit_says(tmp_path: Path) -> Non
     assert (both.info.error_code, both.deciders) == ("unusable_answers", ["small"] * 4 + ["big"] * 5)
 
 
+@pytest.mark.slow
 async def test_a_model_that_goes_in_circles_is_told_so_and_then_taken_over_from(tmp_path: Path) -> None:
     played = await play(tmp_path, [LOOK], [submit()])
     assert played.info.reason == "submitted"
@@ -194,6 +197,7 @@ async def test_a_model_that_goes_in_circles_is_told_so_and_then_taken_over_from(
     assert (alone.info.error_code, alone.info.rounds) == ("stuck", 8)
 
 
+@pytest.mark.slow
 async def test_a_service_that_fails_is_asked_again_and_then_another_model(tmp_path: Path) -> None:
     again = await play(tmp_path, [Refuses(503), submit()])
     assert (again.info.reason, again.changed) == ("submitted", [])
@@ -209,6 +213,7 @@ async def test_a_service_that_is_gone_stops_the_loop_and_ends_nothing(tmp_path: 
     assert (played.info.state, played.info.error_code) == (EpisodeState.STOPPED, "backend_failed")
 
 
+@pytest.mark.slow
 async def test_an_enforced_deadline_ends_and_an_evaluated_one_does_not(tmp_path: Path) -> None:
     limits = EpisodeLimits(deadline_s=0.2)
     cut = await play(tmp_path, [LOOK, Silent()], limits=limits)
@@ -265,6 +270,7 @@ def lambda_of(*answers: Answer) -> Sequence[Answer]:
     return [answers[place % len(answers)] for place in range(50)]
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_between_a_step_and_its_round_takes_no_step_twice(tmp_path: Path) -> None:
     answers: dict[str, Any] = {"small": [submit(), Silent()], "big": [Silent()]}
     async with ScriptedChat(answers).served() as chat:
@@ -315,3 +321,31 @@ def test_what_could_not_be_kept_is_refused() -> None:
         with pytest.raises(InvalidRequestError, match=problem):
             check_recovery(EpisodeSpec(task="t", **fields))  # type: ignore[arg-type]
     check_recovery(EpisodeSpec(task="t", policy=ScriptPolicy(rounds=()), check=check, limits=limits))
+
+
+@pytest.mark.slow
+async def test_a_worker_that_dies_after_every_step_takes_each_once(tmp_path: Path) -> None:
+    steps = (EpisodeSteered, ModelChanged, RoundCommitted)
+    async with ScriptedChat({"small": [submit()], "big": [submit()]}).served() as chat:
+        place = MemoryWorker(tmp_path, options={"strategy": lambda spec: TreeRecovery(spec, waits_s=(0.01,))})
+        async with place.node() as node:
+            lives = 0
+            while True:
+                async with place.worker(node) as episodes:
+                    check = EpisodeCheck(command="false")
+                    started = await episodes.start(spec(chat, check=check), episode_id="ep-mortal")
+                    lives += 1
+                    with anyio.fail_after(WITHIN_S):
+                        async with episodes.events("ep-mortal") as events:
+                            seen = 0
+                            async for each in events:
+                                seen += isinstance(each.event, steps)
+                                if seen >= lives:
+                                    break
+                    if seen < lives or (await episodes.get("ep-mortal")).state is EpisodeState.ENDED:
+                        played = await over(episodes, started.episode_id)
+                        break
+    assert played.told == ["recovery:check_failed"] * 3
+    assert (played.changed, played.deciders) == (["big"], ["small"] * 2 + ["big"] * 3)
+    assert played.info.lives >= 5
+    assert played.info.error_code == "check_failed"
