@@ -1,0 +1,285 @@
+"""The local cache of chunks: what it keeps, what it gives up, and what a kill at any line leaves of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dsec.base.errors import CapabilityMissingError, StateLockedError
+from dsec.images.lazy import manifest as manifests
+from dsec.images.lazy.cache import LayerCache
+from dsec.images.lazy.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.erofs_metadata import Extent
+from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.stored import CHUNK_BYTES, encode
+from dsec.linux import mounts
+from dsec.testing.countdown import Countdown
+
+_TAIL_BYTES = 3 * 4096
+_METADATA = (Extent(0, 8192), Extent(16384, 4096))
+
+
+def make_layer(*fills: int) -> tuple[LayerManifest, list[bytes], bytes]:
+    """Return the manifest of a layer of chunks filled with bytes, the chunks, and the packed metadata."""
+    contents = [bytes([fill]) * CHUNK_BYTES for fill in fills[:-1]] + [bytes([fills[-1]]) * _TAIL_BYTES]
+    packed = b"".join(contents[0][extent.start : extent.end] for extent in _METADATA)
+    manifest = manifests.make(
+        "sha256:" + "ab" * 32,
+        sum(map(len, contents)),
+        3,
+        chunks=[_piece(content) for content in contents],
+        metadata=_METADATA,
+        metadata_chunks=[_piece(packed)],
+    )
+    return manifest, contents, packed
+
+
+def _piece(content: bytes) -> tuple[str, int]:
+    name, stored = encode(content)
+    return name, len(stored)
+
+
+OpenCache = Callable[..., LayerCache]
+
+
+@pytest.fixture
+def open_cache(tmp_path: Path) -> Iterator[OpenCache]:
+    opened: list[LayerCache] = []
+
+    def open_one(**options: int) -> LayerCache:
+        opened.append(LayerCache(tmp_path / "cache", **options))
+        return opened[-1]
+
+    yield open_one
+    for cache in opened:
+        cache.close()
+
+
+def test_what_was_stored_and_flushed_is_there_after_the_process(open_cache: OpenCache) -> None:
+    manifest, contents, packed = make_layer(1, 2, 3)
+    cache = open_cache()
+    layer = cache.hold(manifest)
+    assert layer.missing(0, 10) == [0]
+    assert cache.store(layer, METADATA, packed)
+    assert cache.store(layer, 2, contents[2])
+    assert cache.flush() == 2
+    cache.close()
+    layer = open_cache().hold(manifest)
+    assert layer.missing(0, manifest.size_bytes) == [0, 1]
+    assert layer.read(4096, 4096) == contents[0][4096:8192]
+    assert layer.read_chunk(2) == contents[2]
+    assert layer.held_bytes == len(packed) + _TAIL_BYTES
+
+
+def test_a_range_of_metadata_needs_no_chunk_and_one_beyond_it_does(open_cache: OpenCache) -> None:
+    manifest, _, packed = make_layer(1, 2)
+    cache = open_cache()
+    layer = cache.hold(manifest)
+    assert cache.store(layer, METADATA, packed)
+    assert layer.missing(0, 8192) == []
+    assert layer.missing(16384, 4096) == []
+    assert layer.missing(4096, 8192) == [0]
+    assert layer.missing(12288, 4096) == [0]
+    assert layer.missing(CHUNK_BYTES - 1, 2) == [0, 1]
+
+
+def test_a_layer_of_which_all_is_there_is_its_file(open_cache: OpenCache) -> None:
+    manifest, contents, packed = make_layer(1, 2, 3)
+    cache = open_cache()
+    layer = cache.hold(manifest)
+    cache.store(layer, METADATA, packed)
+    for position, content in enumerate(contents):
+        assert not layer.is_complete
+        cache.store(layer, position, content)
+    assert not layer.is_complete
+    cache.flush()
+    assert layer.is_complete
+    assert layer.path.read_bytes() == b"".join(contents)
+
+
+def test_the_longest_unused_layer_goes_first_and_what_is_held_stays(open_cache: OpenCache) -> None:
+    cache = open_cache(limit_bytes=3 * CHUNK_BYTES)
+    layers = []
+    for number in (1, 2, 3):
+        manifest, contents, _ = make_layer(number, 100)
+        layer = cache.hold(manifest)
+        assert cache.store(layer, 0, contents[0])
+        layers.append(layer)
+    for place, layer in enumerate((layers[1], layers[2])):
+        cache.release(layer)
+        os.utime(layer.directory, (1000 + place, 1000 + place))
+    manifest, contents, _ = make_layer(4, 100)
+    assert cache.store(cache.hold(manifest), 0, contents[0])
+    assert not layers[1].directory.exists()
+    assert layers[2].directory.exists()
+    assert layers[0].has(0)
+    assert cache.statistics().content_bytes == 3 * CHUNK_BYTES
+
+
+def test_what_is_held_may_reach_the_bound_and_then_nothing_more_is_kept(open_cache: OpenCache) -> None:
+    manifest, contents, packed = make_layer(1, 2, 3)
+    cache = open_cache(limit_bytes=CHUNK_BYTES + len(packed))
+    layer = cache.hold(manifest)
+    assert cache.store(layer, METADATA, packed)
+    assert cache.store(layer, 0, contents[0])
+    assert not cache.store(layer, 1, contents[1])
+    assert cache.store(layer, 0, contents[0]), "it is there already"
+    assert layer.missing(0, manifest.size_bytes) == [1, 2]
+
+
+def test_a_layer_held_twice_is_held_until_both_let_go(open_cache: OpenCache) -> None:
+    manifest, _, _ = make_layer(1, 2)
+    cache = open_cache()
+    layer = cache.hold(manifest)
+    assert cache.hold(manifest) is layer
+    cache.release(layer)
+    assert not cache.remove(manifest.id)
+    cache.release(layer)
+    assert cache.remove(manifest.id)
+    assert not cache.remove(manifest.id)
+    assert cache.statistics().layers == 0
+
+
+def test_a_chunk_that_another_layer_has_is_not_fetched(open_cache: OpenCache) -> None:
+    first, contents, _ = make_layer(1, 2, 3)
+    second, _, _ = make_layer(9, 1, 3)
+    cache = open_cache()
+    layer, other = cache.hold(first), cache.hold(second)
+    cache.store(layer, 0, contents[0])
+    assert cache.from_another(other, 1) == contents[0]
+    assert cache.from_another(other, 0) is None
+    with layer.path.open("r+b") as file:
+        file.write(b"?")
+    assert cache.from_another(other, 1) is None, "it does not verify any more"
+
+
+def test_damage_is_found_and_forgotten(open_cache: OpenCache) -> None:
+    manifest, contents, packed = make_layer(1, 2, 3)
+    cache = open_cache()
+    layer = cache.hold(manifest)
+    cache.store(layer, METADATA, packed)
+    for position, content in enumerate(contents):
+        cache.store(layer, position, content)
+    cache.flush()
+    assert layer.verify() == []
+    with layer.path.open("r+b") as file:
+        file.seek(CHUNK_BYTES)
+        file.write(b"?")
+        file.seek(16384)
+        file.write(b"?")
+    assert layer.verify() == [METADATA, 0, 1]
+    cache.close()
+    layer = open_cache().hold(manifest)
+    assert layer.missing(0, manifest.size_bytes) == [0, 1]
+    assert not layer.has(METADATA)
+
+
+def test_a_cache_serves_one_process(open_cache: OpenCache) -> None:
+    open_cache()
+    with pytest.raises(StateLockedError, match="in use"):
+        open_cache()
+
+
+@pytest.mark.parametrize("content", [b'{"version": 2}', b"{}", b"", b"\xff"])
+def test_another_versions_cache_is_left_alone(open_cache: OpenCache, tmp_path: Path, content: bytes) -> None:
+    open_cache().close()
+    (tmp_path / "cache/format.json").write_bytes(content)
+    with pytest.raises(CapabilityMissingError, match="remove"):
+        open_cache()
+    assert (tmp_path / "cache/format.json").read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "data", "present"])
+@pytest.mark.parametrize("content", [b"", b"\xff" * 3])
+def test_damaged_files_of_a_layer_are_not_believed(open_cache: OpenCache, name: str, content: bytes) -> None:
+    manifest, contents, _ = make_layer(1, 2)
+    cache = open_cache()
+    layer = cache.hold(manifest)
+    cache.store(layer, 0, contents[0])
+    cache.close()
+    (layer.directory / name).write_bytes(content)
+    layer = open_cache().hold(manifest)
+    assert layer.missing(0, 1) == [0]
+    assert layer.path.stat().st_size == manifest.size_bytes
+
+
+@pytest.mark.root
+def test_a_full_disk_keeps_nothing_and_harms_nothing(tmp_path: Path) -> None:
+    mounts.mount("tmpfs", tmp_path, "tmpfs", options="size=6m")
+    try:
+        manifest, contents, _ = make_layer(1, 2, 3)
+        cache = LayerCache(tmp_path / "cache")
+        layer = cache.hold(manifest)
+        assert cache.store(layer, 0, contents[0])
+        assert not cache.store(layer, 1, contents[1])
+        cache.flush()
+        cache.close()
+        cache = LayerCache(tmp_path / "cache")
+        layer = cache.hold(manifest)
+        assert layer.missing(0, manifest.size_bytes) == [1, 2]
+        assert layer.verify() == []
+        cache.close()
+    finally:
+        mounts.unmount(tmp_path, detach=True)
+
+
+def _fill(root: Path, acknowledge: Callable[[str, int], object]) -> None:
+    """Keep chunks of two layers in a cache that holds one of them, and say what was flushed."""
+    cache = LayerCache(root, limit_bytes=2 * CHUNK_BYTES)
+    for number in (1, 2):
+        manifest, contents, packed = make_layer(number, 100)
+        layer = cache.hold(manifest)
+        for position, content in ((METADATA, packed), (0, contents[0]), (1, contents[1])):
+            cache.store(layer, position, content)
+            cache.flush()
+            acknowledge(manifest.id, position)
+        cache.release(layer)
+    cache.close()
+
+
+def _killed_after(lines: int, root: Path) -> tuple[bool, list[tuple[str, int]]]:
+    """Fill a cache in a process that dies after so many lines; return whether it did, and what it had acknowledged."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        Countdown(lines, ["images/lazy"]).begin()
+        _fill(root, lambda name, position: os.write(writing, f"{name} {position}\n".encode()))
+        sys.settrace(None)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = [line.split() for line in pipe.read().decode().splitlines()]
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status), [(name, int(position)) for name, position in said]
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_line_leaves_only_what_is_true(tmp_path: Path) -> None:
+    manifests_of = {manifest.id: manifest for manifest, _, _ in (make_layer(1, 100), make_layer(2, 100))}
+    lines, died = 1, True
+    while died:
+        root = tmp_path / str(lines)
+        died, acknowledged = _killed_after(lines, root)
+        _check(root, list(manifests_of.values()), acknowledged)
+        lines += 31
+    assert lines > 600
+
+
+def _check(root: Path, known: Sequence[LayerManifest], acknowledged: Sequence[tuple[str, int]]) -> None:
+    cache = LayerCache(root)
+    layers: list[CachedLayer] = [cache.hold(manifest) for manifest in known]
+    for layer in layers:
+        assert layer.verify() == []
+    # The second layer pushed the first one out once it needed its room.
+    last = acknowledged[-1][0] if acknowledged else None
+    for layer in layers:
+        if layer.manifest.id == last:
+            assert all(layer.has(position) for name, position in acknowledged if name == last)
+    assert not [path for path in root.iterdir() if path.name.startswith(".doomed-")]
+    cache.close()
