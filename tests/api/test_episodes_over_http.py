@@ -309,3 +309,12 @@ def test_the_document_covers_every_route_and_every_route_has_a_handler() -> None
     assert listed == set(EPISODE_ROUTES) == {*EPISODES.values, *EPISODES.events}
     assert "AgentPolicy" in document["components"]["schemas"]
     assert AgentPolicy(model=ModelEndpoint(url="u")).tools == ()
+
+
+async def test_a_body_that_is_nested_without_end_is_the_callers_fault(serving: Serving) -> None:
+    nested = "[" * 100_000 + "]" * 100_000
+    body = f'{{"spec": {{"task": "t", "policy": {{"policy": "plugin", "name": "x", "options": {{"a": {nested}}}}}}}}}'
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    async with httpx2.AsyncClient(base_url=serving.url, headers=headers) as http:
+        reply = await http.post("/v1/episodes", content=body)
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")

@@ -201,6 +201,10 @@ def decode(data: bytes | bytearray, kind: Any, *, msgpack: bool) -> Any:
         raise invalid_body(error) from error
     except UnicodeDecodeError as error:
         raise InvalidRequestError("the body holds text that is not UTF-8", detail=str(error.reason)) from error
+    except RecursionError as error:
+        raise InvalidRequestError(
+            "the body is nested too deep", resolution="no value needs hundreds of levels"
+        ) from error
 
 
 def invalid_body(error: Exception) -> InvalidRequestError:

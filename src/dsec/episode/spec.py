@@ -7,8 +7,10 @@ never changes. Secrets are not in it: a model's key is named by the variable of 
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
+from dsec.base.errors import InvalidRequestError
 from dsec.episode.agent_calls import AgentCall
 from dsec.episode.durability import Durability, Unsaved
 from dsec.episode.endpoint import ModelEndpoint as ModelEndpoint
@@ -290,11 +292,18 @@ class EpisodeGrade(Value, frozen=True, omit_defaults=True):
         passed: whether the task is done.
         reward: of the trainer's own scale.
         by: who says so.
+
+    Raises:
+        InvalidRequestError: the reward is no number.
     """
 
     passed: bool
     reward: float | None = None
     by: str = ""
+
+    def __post_init__(self) -> None:
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise InvalidRequestError(f"a reward of {self.reward} cannot be kept", resolution="give a finite number")
 
 
 class EpisodeInfo(Value, frozen=True, omit_defaults=True):

@@ -40,6 +40,7 @@ from dsec.episode.spec import (
     EpisodeState,
     ModelEndpoint,
 )
+from dsec.episode.spec_check import check_spec_values
 from dsec.episode.tools import ToolResult
 from dsec.service.port import SandboxService
 from dsec.service.state import StateService
@@ -385,6 +386,8 @@ class EpisodeWorker:
         return await self._each_of(job, go_on)
 
     async def _each_of(self, job: str, act: Callable[[EpisodeDrive], Awaitable[None]]) -> Sequence[EpisodeInfo]:
+        if not job:
+            raise InvalidRequestError("a job has a name", resolution="episodes without one are paused by their ids")
         drives = [drive for drive in self._drives.values() if drive.spec.job == job]
 
         async def act_on(drive: EpisodeDrive) -> None:
@@ -405,6 +408,7 @@ def check_spec(spec: EpisodeSpec, policies: PolicyFactory) -> None:
     Raises:
         InvalidRequestError: it asks for what cannot be.
     """
+    check_spec_values(spec)
     limits = spec.limits
     if min(limits.rounds, limits.useless_rounds, limits.calls) < 1 or (limits.deadline_s or 1.0) <= 0:
         raise InvalidRequestError("a limit of an episode is below 1", resolution="raise it, or leave it out")
