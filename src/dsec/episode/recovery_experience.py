@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import enum
 import math
-from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -95,7 +94,7 @@ class _Tally:
             self.passed += 1
         else:
             self.failed[taken.failed] = self.failed.get(taken.failed, 0) + 1
-        insort(self.times_s, taken.time_s)
+        self.times_s.append(taken.time_s)
         if taken.cost_usd is not None:
             self.costs.append(taken.cost_usd)
 
@@ -131,10 +130,12 @@ class Experience:
         self._prior_weight = prior_weight
         self._exact: dict[tuple[Step, FailureKind | None, str], _Tally] = {}
         self._any_model: dict[tuple[Step, FailureKind | None], _Tally] = {}
+        self._estimates: dict[tuple[Step, FailureKind | None, str, float], Estimate] = {}
         self.learn(taken)
 
     def learn(self, taken: Iterable[StepTaken]) -> None:
         """Take steps in."""
+        self._estimates.clear()
         for one in taken:
             self._exact.setdefault((one.step, one.after, one.model), _Tally()).add(one)
             self._any_model.setdefault((one.step, one.after), _Tally()).add(one)
@@ -157,6 +158,12 @@ class Experience:
             model: who decides in that step.
             quantile: share of tries that were over within the time that is returned.
         """
+        key = (step, after, model, quantile)
+        if key not in self._estimates:
+            self._estimates[key] = self._estimate(*key)
+        return self._estimates[key]
+
+    def _estimate(self, step: Step, after: FailureKind | None, model: str, quantile: float) -> Estimate:
         exact = self._exact.get((step, after, model), _Tally())
         wide = self._any_model.get((step, after), _Tally())
         assumed = ASSUMED.get((step, after), 0.0)
@@ -187,5 +194,5 @@ def _fails(tally: _Tally, share: float, after: FailureKind | None) -> Mapping[Fa
 
 
 def _quantile(times_s: Sequence[float], share: float) -> float:
-    """Return the shortest of sorted times within which such a share of them lies."""
-    return times_s[min(len(times_s), max(1, math.ceil(share * len(times_s) - 1e-9))) - 1]
+    """Return the shortest of times within which such a share of them lies."""
+    return sorted(times_s)[min(len(times_s), max(1, math.ceil(share * len(times_s) - 1e-9))) - 1]

@@ -30,7 +30,7 @@ from dsec.episode.recovery_experience import Experience, Step
 
 AS_GOOD = 0.005
 """Plans whose success differs by less are told apart by their cost."""
-MAXIMUM_STEPS = 4
+MAXIMUM_STEPS = 3
 """Of a plan: what comes after is decided when it is there."""
 _LATEST = 1e-9
 
