@@ -264,6 +264,8 @@ class EpisodesSuite:
         assert (await ended(episodes, one.episode_id)).reason == "submitted"
         await episodes.cancel(two.episode_id)
         assert list(await episodes.pause_job("nobody")) == []
+        with pytest.raises(InvalidRequestError):  # Or all episodes that name no job would be one.
+            await episodes.pause_job("")
 
     async def test_going_on_is_asked_for_only_where_there_is_something_to_go_on_with(
         self, episodes: EpisodeService
