@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dsec.bench.report import Report
 
     Measure = Callable[[Any], Awaitable[Report]]
@@ -28,6 +30,7 @@ class Benchmark:
         pure: whether it needs no sandboxes: no image, no directory, no node.
         picture: title of the picture that `--plot` draws over the amount written; empty: none.
         goal_ms: drawn in it.
+        draws: ``module:function`` that draws another picture, from the report into a directory; empty: none.
         installs: the reference that ``--install-reference`` installs; empty: none.
     """
 
@@ -41,10 +44,29 @@ class Benchmark:
     installs: str = ""
     picture: str = ""
     goal_ms: float = 0.0
+    draws: str = ""
 
     def load(self) -> Measure:
-        module, _, function = self.where.partition(":")
-        return cast("Measure", getattr(importlib.import_module(module), function))
+        return cast("Measure", _named(self.where))
+
+    def draw(self, report: Report, directory: Path) -> None:
+        """Draw what there is to draw.
+
+        Raises:
+            CapabilityMissingError: matplotlib is not installed.
+        """
+        if self.draws:
+            _named(self.draws)(report, directory)
+            return
+        from dsec.bench.by_size import draw_by_size
+
+        draw_by_size(report, directory, title=self.picture, goal_ms=self.goal_ms)
+
+
+def _named(where: str) -> Callable[..., Any]:
+    module, _, function = where.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 BENCHMARKS = (
@@ -206,5 +228,20 @@ BENCHMARKS = (
         samples=50,
         counts="rounds",
         pure=True,
+    ),
+    Benchmark(
+        "worker",
+        "dsec.bench.worker:bench_worker",
+        "Drive 800 episodes in one worker: memory of each, rounds a second, commits; beside loops that write nothing.",
+        samples=60,
+        counts="episodes",
+        pure=True,
+    ),
+    Benchmark(
+        "rebuild",
+        "dsec.bench.rebuild:bench_rebuild",
+        "Memory over time of an agent's environment that is rebuilt each round; beside resident and paused ones.",
+        samples=3,
+        draws="dsec.bench.rebuild:draw",
     ),
 )
