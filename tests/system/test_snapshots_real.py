@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import anyio
 import pytest
 
 from dsec.base.errors import ImageNotFoundError, StateCorruptedError
+from dsec.base.units import MIB
+from dsec.linux import btrfs
 from dsec.model.process import CommandRequest
-from dsec.model.sandbox import SandboxSpec
+from dsec.model.sandbox import Resources, SandboxSpec
 from dsec.model.state import PackRequest, RestoreRequest, SnapshotRequest
 from dsec.node.builder import open_node
 from dsec.node.node import Node
@@ -95,6 +99,30 @@ async def test_what_a_node_lacks_is_named_and_nothing_is_left(state_dir: Path, o
             assert await there.list() == []
             await there.shutdown(destroy=True)
         await here.shutdown(destroy=True)
+
+
+async def test_the_base_of_the_next_snapshot_takes_no_room_from_its_sandbox(state_dir: Path) -> None:
+    quota = Resources(disk_bytes=64 * MIB)
+    async with open_node(NodeSettings(state_dir=str(state_dir))) as node:
+        box = (await node.create(SandboxSpec(image="guest", resources=quota))).sandbox_id
+        await shell(node, box, f"head -c {40 * MIB} /dev/urandom > /root/a")
+        await node.state.snapshot(box, SnapshotRequest(name="forty"))
+        assert len(await node.state.list_checkpoints(box)) == 1
+        await shell(node, box, f"rm /root/a; head -c {40 * MIB} /dev/urandom > /root/b")
+        volume = os.open(state_dir / "volume", os.O_RDONLY | os.O_DIRECTORY)
+        with anyio.fail_after(60):
+            while await node.state.list_checkpoints(box) or node._base_room._raised:
+                btrfs.start_commit(volume)  # What was discarded is freed after one.
+                await node._base_room.look()
+                await anyio.sleep(0.05)
+        os.close(volume)
+        full = await node.run(box, CommandRequest(argv=("sh", "-c", f"head -c {30 * MIB} /dev/urandom > /root/c")))
+        assert full.status.exit_code != 0
+        assert b"quota" in full.stderr.lower()
+        await shell(node, box, "rm /root/c")
+        info = await node.state.snapshot(box)
+        assert (info.parent, info.depth) == (None, 0)
+        await node.shutdown(destroy=True)
 
 
 async def test_a_packed_session_looks_as_it_did_to_whoever_begins_with_it(state_dir: Path) -> None:

@@ -51,6 +51,7 @@ from dsec.node.pools.pools import Pools
 from dsec.node.recovery import Recovery
 from dsec.node.sandbox import Generation, Sandbox
 from dsec.node.state import migration_release, pausing
+from dsec.node.state.base_room import BaseRoom
 from dsec.node.state.disk_full import DiskFull
 from dsec.node.state.durable import Durable
 from dsec.node.state.migration_target import Migrations
@@ -71,13 +72,14 @@ class Node:
         self._lifetimes = lifetimes.Lifetimes(core)
         self.pools = Pools(core)
         """The pools of ready sandboxes; see `dsec.service.pools.PoolService`."""
-        self.state = State(core, self._lifetimes, self._ready)
+        self._base_room = BaseRoom(core)
+        self.state = State(core, self._lifetimes, self._base_room, self._ready)
         """Checkpoints, forks, snapshots and more; see `dsec.service.state.StateService`."""
         self.migrations = Migrations(core, self._lifetimes)
         """What peers may ask of this node; see `dsec.service.peers.Peer`."""
         self.fleet = Fleet(core, self.state.migrate)
         """This node among its peers; see `dsec.service.fleet.FleetService`."""
-        self._disk_full = DiskFull(core)
+        self._disk_full = DiskFull(core, self._base_room)
         self._closed = False
 
     @classmethod
@@ -124,6 +126,7 @@ class Node:
         self._core.supervisor.start("pools", self.pools.run)
         self._core.supervisor.start("lifetimes", self._lifetimes.run)
         self._core.supervisor.start("full disks", self._disk_full.run)
+        self._core.supervisor.start("room of bases", self._base_room.run)
         self._core.supervisor.start("balance", self.fleet.run)
         migration_release.resume(self._core)
         self.migrations.resume()

@@ -157,6 +157,15 @@ class BtrfsWritableLayers:
     def get(self, name: str) -> WritableLayer | None:
         return self._layout.get(name)
 
+    @property
+    def counts_frozen(self) -> bool:
+        return self._mode is QuotaMode.SIMPLE
+
+    def limit(self, name: str, quota_bytes: int) -> None:
+        self._check_quota(quota_bytes)
+        with self._layout.open_layer(name) as fd:
+            btrfs.limit_subvolume(fd, quota_bytes, subvolume=btrfs.subvolume_id(fd))
+
     def used_bytes(self, name: str) -> int:
         with self._layout.open_layer(name) as fd:
             usage = btrfs.qgroup_usage(self._file_system, btrfs.subvolume_id(fd))

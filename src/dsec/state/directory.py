@@ -37,6 +37,13 @@ class DirectoryWritableLayers:
         self._layout = layout.Layout(root, remove_tree)
         self._shares = copying.can_share(self._layout.layers_fd)
 
+    @property
+    def counts_frozen(self) -> bool:
+        return False
+
+    def limit(self, name: str, quota_bytes: int) -> None:
+        raise _no_quota()
+
     def capabilities(self) -> tuple[CapabilityReport, ...]:
         shared = "files share their contents" if self._shares else "files cannot share their contents here"
         return (
@@ -124,7 +131,7 @@ class DirectoryWritableLayers:
         """Make a directory in `staging` for what is to be called `name`."""
         self._layout.check_free(name)
         if quota_bytes is not None:
-            raise CapabilityMissingError("plain directories cannot enforce a disk quota", resolution=_USE_BTRFS)
+            raise _no_quota()
         layout.require_room(self._root, layout.free_bytes(self._root))
         with self._layout.making(name) as staged:
             os.mkdir(staged, 0o755, dir_fd=self._layout.staging_fd)
@@ -137,6 +144,10 @@ class DirectoryWritableLayers:
 
 def _cannot_travel() -> CapabilityMissingError:
     return CapabilityMissingError("layers in plain directories cannot be sent or received", resolution=_USE_BTRFS)
+
+
+def _no_quota() -> CapabilityMissingError:
+    return CapabilityMissingError("plain directories cannot enforce a disk quota", resolution=_USE_BTRFS)
 
 
 def _missing(capability: Capability, reason: str) -> CapabilityReport:

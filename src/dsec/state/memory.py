@@ -52,6 +52,13 @@ class MemoryWritableLayers:
         self._reports = reports
         self._layers: dict[str, WritableLayer] = {}
 
+    @property
+    def counts_frozen(self) -> bool:
+        return False
+
+    def limit(self, name: str, quota_bytes: int) -> None:
+        self._quotas[self._existing(name).upper] = quota_bytes
+
     def capabilities(self) -> tuple[CapabilityReport, ...]:
         return self._reports
 

@@ -48,6 +48,10 @@ class WritableLayers(Protocol):
     encoding: str
     """How `send` and `receive` spell a layer, such as ``btrfs-send-1``; empty: they raise `CapabilityMissingError`."""
 
+    @property
+    def counts_frozen(self) -> bool:
+        """Whether a layer's quota counts what it wrote and only a checkpoint still holds."""
+
     def capabilities(self) -> tuple[CapabilityReport, ...]:
         """Report `DISK_QUOTA`, `CONSTANT_TIME_ROLLBACK` and `CHECKPOINT`."""
 
@@ -126,6 +130,15 @@ class WritableLayers(Protocol):
 
     def get(self, name: str) -> WritableLayer | None:
         """Return the layer, or None when there is none of this name."""
+
+    def limit(self, name: str, quota_bytes: int) -> None:
+        """Change the quota of the layer `name`. A layer that holds more keeps it, and can write nothing before it has
+        let go of so much.
+
+        Raises:
+            NotFoundError: there is no such layer.
+            CapabilityMissingError: no quota can be enforced.
+        """
 
     def used_bytes(self, name: str) -> int:
         """Bytes that this layer's own writes hold now."""

@@ -19,6 +19,7 @@ from dsec.base.errors import (
     CapabilityMissingError,
     DsecError,
     InvalidRequestError,
+    NotFoundError,
     SnapshotNotFoundError,
 )
 from dsec.linux import inodes
@@ -270,6 +271,19 @@ class QuotaSuite:
             make_empty_files(layer.upper, 50_000)
         subject.layers.discard("a")
         assert subject.layers.names() == frozenset()
+
+    def test_quota_that_is_changed_binds_at_once_and_takes_nothing(self, subject: Subject) -> None:
+        layer = subject.layers.create("a", quota_bytes=QUOTA_BYTES)
+        with pytest.raises(OSError, match="quota exceeded"):
+            write_past_the_quota(layer)
+        subject.layers.limit("a", 2 * QUOTA_BYTES)
+        (layer.upper / "g").write_bytes(os.urandom(QUOTA_BYTES // 2))
+        subject.layers.limit("a", QUOTA_BYTES)
+        with pytest.raises(OSError, match="quota exceeded"):
+            (layer.upper / "h").write_bytes(os.urandom(QUOTA_BYTES // 2))
+        assert len((layer.upper / "g").read_bytes()) == QUOTA_BYTES // 2
+        with pytest.raises(NotFoundError):
+            subject.layers.limit("none", QUOTA_BYTES)
 
     def test_branch_is_limited_too(self, subject: Subject) -> None:
         subject.layers.create("a", quota_bytes=None)

@@ -20,6 +20,7 @@ from dsec.model.sandbox import DiskFullAction, SandboxState
 from dsec.node.core import Core
 from dsec.node.rollback import rollback
 from dsec.node.sandbox import Sandbox
+from dsec.node.state.base_room import BaseRoom
 
 _log = structlog.get_logger(__name__)
 _MARGIN_SHARE = 64
@@ -29,8 +30,9 @@ _MARGIN_BYTES = 4 * MIB
 class DiskFull:
     """Roll back what is full and asked for that."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, room: BaseRoom) -> None:
         self._core = core
+        self._room = room
         self._hopeless: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -60,7 +62,7 @@ class DiskFull:
         )
 
     def _is_full(self, sandbox: Sandbox) -> bool:
-        quota_bytes = sandbox.record.spec.resources.disk_bytes
+        quota_bytes = self._room.quota_bytes(sandbox)
         if quota_bytes is None:
             return False
         try:

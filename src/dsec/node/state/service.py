@@ -31,6 +31,7 @@ from dsec.node.fleet import spreading
 from dsec.node.lifetimes import Lifetimes
 from dsec.node.sandbox import Sandbox
 from dsec.node.state import checkpoints, fingerprints, forks, hooks, migration_source, packing, restoring
+from dsec.node.state.base_room import BaseRoom
 from dsec.node.state.jobs import Jobs
 from dsec.node.state.snapshots import Snapshots
 
@@ -41,15 +42,18 @@ class State:
     Args:
         core: the node's inner state.
         lifetimes: its timer.
+        room: the quotas of sandboxes of which snapshots are made.
         ready: returns a sandbox once it runs, resuming it when it is paused.
     """
 
-    def __init__(self, core: Core, lifetimes: Lifetimes, ready: Callable[[str], Awaitable[Sandbox]]) -> None:
+    def __init__(
+        self, core: Core, lifetimes: Lifetimes, room: BaseRoom, ready: Callable[[str], Awaitable[Sandbox]]
+    ) -> None:
         self._core = core
         self._lifetimes = lifetimes
         self._ready = ready
         self._jobs = Jobs(core, lifetimes)
-        self._snapshots = Snapshots(core)
+        self._snapshots = Snapshots(core, room)
         self._packs = anyio.CapacityLimiter(packing.PACKS_AT_ONCE)
 
     async def checkpoint(self, sandbox_id: str, request: CheckpointRequest = CheckpointRequest()) -> CheckpointInfo:

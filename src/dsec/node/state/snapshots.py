@@ -9,8 +9,9 @@ the whole one; a checkpoint that it had made for this stays only if the journal 
 the saved state began from, further up its tree, or the clean state of a sandbox that was restored or forked. Without
 one all files are read, and the store still takes only chunks that it does not hold.
 
-A checkpoint that was made for a snapshot goes when the next one has taken its place, so that a sandbox which is saved
-each hour does not collect them. Those that somebody asked for stay.
+A checkpoint that was made for a snapshot goes when the next one has taken its place, or when its room is needed
+(`dsec.node.state.base_room`), so that a sandbox which is saved each hour does not collect them. Those that somebody
+asked for stay.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from dsec.model.state import CheckpointRequest, SnapshotInfo, SnapshotRequest
 from dsec.node.core import Core, shielded
 from dsec.node.sandbox import Sandbox
 from dsec.node.state import checkpoints
+from dsec.node.state.base_room import BaseRoom
 from dsec.node.validation import check_metadata, require_capability
 from dsec.state.manifest import SnapshotHeader
 from dsec.state.snapshots import MERGE_DEPTH, SnapshotStore
@@ -48,10 +50,12 @@ class Snapshots:
 
     Args:
         core: the node's inner state.
+        room: the quotas of sandboxes that keep a base.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, room: BaseRoom) -> None:
         self._core = core
+        self._room = room
         self._saves = anyio.CapacityLimiter(_SAVES_AT_ONCE)
         self._merges = anyio.CapacityLimiter(1)
         self._merging: set[str] = set()
@@ -87,6 +91,7 @@ class Snapshots:
         if request.checkpoint is not None:
             return checkpoints.find(self._core, sandbox, request.checkpoint)
         info = await checkpoints.checkpoint(self._core, sandbox, CheckpointRequest(), automatic=True)
+        await self._room.grant(sandbox)
         return sandbox.checkpoints[info.checkpoint_id]
 
     async def _save(
