@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from click.testing import CliRunner
 from dsec.bench.command import bench
 from dsec.bench.registry import BENCHMARKS
 from dsec.linux.mounts import mount_table
+from dsec.testing.host_state import HostState
 
 PURE = frozenset(benchmark.name for benchmark in BENCHMARKS if benchmark.pure)
 KEYS = {"benchmark", "unit", "better", "ours", "references", "ratios", "series", "host"}
@@ -109,6 +112,26 @@ def test_people_get_a_table(work_dir: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "OURS/REFERENCE" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_that_is_asked_to_end_takes_away_what_it_made(work_dir: Path, number: int) -> None:
+    argv = [sys.executable, "-m", "dsec", "bench", "pool", "--samples", "10000", "--work-dir", str(work_dir)]
+    bench = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while bench.poll() is None and not list(work_dir.glob("*/embedded/volume/layers/sbx-*")):
+        time.sleep(0.02)
+    (state_dir,) = work_dir.glob("*/embedded")
+    node_id = (state_dir / "node.id").read_text().strip()
+    bench.send_signal(number)
+    _, errors = bench.communicate(timeout=120)
+    assert bench.returncode not in (0, -number), errors.decode()
+    assert not list(work_dir.iterdir())
+    assert not [entry.target for entry in mount_table() if entry.target.startswith(str(work_dir))]
+    left = HostState.read(node_id, Path("/run/dsec") / node_id)
+    assert not left.processes
+    assert not left.run_entries
 
 
 @pytest.mark.root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,9 +47,7 @@ def _command(benchmark: Benchmark) -> click.Command:
         report = run_pure(benchmark, **wanted) if benchmark.pure else run(benchmark, root, **wanted)
         print_report(report, as_json=as_json)
         if plot is not None:
-            from dsec.bench.by_size import draw_by_size
-
-            draw_by_size(report, plot, title=benchmark.picture, goal_ms=benchmark.goal_ms)
+            benchmark.draw(report, plot)
 
     return click.Command(
         benchmark.name, callback=body, params=_parameters(benchmark), help=benchmark.help, short_help=benchmark.help
@@ -83,9 +82,9 @@ def _parameters(benchmark: Benchmark) -> list[click.Parameter]:
         parameters.append(
             click.Option(["--size", "size"], default="1GiB", show_default=True, help="The largest amount of data.")
         )
-    if benchmark.picture:
+    if benchmark.picture or benchmark.draws:
         directory = click.Path(path_type=Path, file_okay=False)
-        parameters.append(click.Option(["--plot"], type=directory, metavar="DIR", help="Draw the times there."))
+        parameters.append(click.Option(["--plot"], type=directory, metavar="DIR", help="Draw the picture there."))
     return parameters
 
 
@@ -160,12 +159,25 @@ def run(
     images = Path(root.get("state_dir") or default_state_dir()) / "images"
     overrides = dict(_setting(text) for text in root.get("overrides") or ())
 
+    _end_in_order()
+
     async def measure() -> Report:
         async with Workplace.open(work_dir, images, image, overrides, progress) as workplace:
             context = BenchContext(options=options, workplace=workplace, progress=progress, host=describe_host())
             return await benchmark.load()(context)
 
     return _unwrapped(lambda: anyio.run(measure))
+
+
+def _end_in_order() -> None:
+    """Let a benchmark that is asked to end take away all that it made, as one does that is interrupted at a terminal:
+    its sandboxes would live on, and their volume stay mounted. Asked again, it ends at once."""
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
 
 
 def _setting(text: str) -> tuple[str, str]:
