@@ -80,6 +80,16 @@ def record(
     )
 
 
+def _asked(state: Path) -> str:
+    """Say how often the model was asked, from the gateway's ledger."""
+    from dsec.gateway.ledger import pair_attempts, read_records
+    from dsec.gateway.ledger_record import Outcome
+
+    outcomes = [attempt.ended.outcome for attempt in pair_attempts(read_records(state))]
+    answered = sum(outcome is Outcome.ANSWERED for outcome in outcomes)
+    return f"asked {len(outcomes)} times, answered {answered} times to the end"
+
+
 def _serve(options: Options, configure: Callable[[Path], GatewayConfig], *, as_json: bool) -> None:
     from dsec.gateway.server import serve
 
@@ -96,6 +106,7 @@ def _serve(options: Options, configure: Callable[[Path], GatewayConfig], *, as_j
                 async for number in signals:
                     note(f"{signal.Signals(number).name}: shutting down")
                     break
+        note(_asked(state))
 
     with contextlib.ExitStack() as stack:
         state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsec-model-")))

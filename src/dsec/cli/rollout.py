@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsec.cli.context import Options, pass_options
-from dsec.cli.lazy import HELP_OPTIONS
+from dsec.cli.lazy import Lazy, LazyGroup
 from dsec.cli.parameters import json_option
 from dsec.cli.rollout_agent import AgentOptions, agent_options
 
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 _OUTCOMES = ["passed", "failed"]
 
 
-@click.group(name="rollout", context_settings=HELP_OPTIONS)
+_COMMANDS = {
+    "rounds": Lazy("dsec.cli.rollout_rounds:rounds", "Show what the episodes of a rollout have done so far."),
+}
+
+
+@click.group(name="rollout", cls=LazyGroup, lazy=_COMMANDS)
 def rollout() -> None:
     """Run a batch of tasks and report."""
 
