@@ -16,7 +16,7 @@ from dsec.episode.environment_choice import (
     choose_environment,
     gap_costs,
 )
-from dsec.episode.environment_lead import lead, ready_at_s
+from dsec.episode.environment_lead import lead, ready_at_s, wait_after_hearing_s
 from dsec.episode.environment_times import EnvironmentTimes, Estimate
 from dsec.episode.spec import EnvironmentMode
 
@@ -200,6 +200,14 @@ def test_the_moment_balances_idling_and_waiting() -> None:
     for weight in (0.5, 4.0, 20.0):
         ready_s = ready_at_s(gaps_s, wait_weight=weight)
         assert expected(ready_s, weight) == pytest.approx(min(expected(other, weight) for other in gaps_s))
+
+
+def test_what_the_model_writes_moves_the_moment() -> None:
+    assert lead([], prepare_s=2.0, memory_gib=2.0) is None  # Nothing is known: it waits for what the model writes.
+    assert wait_after_hearing_s([], prepare_s=2.0, left_s=-1.0) == 0.0
+    assert wait_after_hearing_s([], prepare_s=2.0, left_s=3.0) == 3.0
+    assert wait_after_hearing_s([6.0, 6.0], prepare_s=2.0, left_s=0.0) == 4.0  # Six seconds of arguments are to come.
+    assert wait_after_hearing_s([0.5], prepare_s=2.0, left_s=3.0) == 0.0
 
 
 def test_an_improbable_need_is_waited_for() -> None:

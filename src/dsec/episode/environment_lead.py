@@ -10,10 +10,10 @@ expected cost is least where
 F being the distribution of the time of thinking: the balance of a newsvendor, between having too early and too late.
 With one known time it gives r = G, and so the formula's start at G - P.
 
-What the model has written by then shifts the bet: a tool that it has begun to call comes soon, so that a preparation
-begins at once; a call that needs no environment ends one. Before that, the transitions seen so far say how probable it
-is that one is needed at all; a preparation ahead has to save more waiting than it wastes memory
-(`dsec.costs.prediction`).
+Before the model writes, the transitions seen so far say how probable it is that an environment is needed at all; a
+preparation ahead has to save more waiting than it wastes memory (`dsec.costs.prediction`). Once the model has begun to
+call a tool, that is known, and what is left is the time in which it writes the arguments: the same balance, over the
+times that this took so far. A call that needs no environment ends what was begun.
 
 Source: the chapter, section 11.2.4, figures 11-19 to 11-23, and exercise 11-3.
 """
@@ -47,7 +47,7 @@ def ready_at_s(thinking_s: Sequence[float], *, wait_weight: float = WAIT_WEIGHT)
     """Return when an environment had best be ready, in seconds after the model began to think.
 
     Args:
-        thinking_s: times of thinking so far; none: at once.
+        thinking_s: times of thinking so far, or of writing; none: at once.
         wait_weight: price of a second of waiting in seconds of idling.
     """
     if not thinking_s:
@@ -68,7 +68,8 @@ def lead(
     """Return when to begin a preparation ahead of the call; None: wait for what the model writes.
 
     Args:
-        thinking_s: times of thinking so far.
+        thinking_s: times of thinking so far. With none a preparation waits for what the model writes: to be late once
+            costs one preparation, to be early a gap of unknown length.
         prepare_s: time of one preparation.
         memory_gib: memory of the environment.
         needed: probability that the call that comes needs this environment.
@@ -77,6 +78,8 @@ def lead(
     Raises:
         InvalidRequestError: a time is negative, or the probability lies outside 0..1.
     """
+    if not thinking_s:
+        return None
     ready_s = ready_at_s(thinking_s, wait_weight=wait_weight)
     begin_s = max(ready_s - prepare_s, 0.0)
     ahead_s = ready_s - begin_s
@@ -84,9 +87,23 @@ def lead(
     worth_gib_s = bet.expected_saved_s * memory_gib * wait_weight
     if worth_gib_s < bet.expected_wasted_gib_s:
         return None
-    if not thinking_s:
-        return Lead(begin_s=0.0, reason="nothing is known of how long the model thinks")
     return Lead(
         begin_s=begin_s,
         reason=f"the model is expected to think for {ready_s:.3g} s or longer, and preparing takes {prepare_s:.3g} s",
     )
+
+
+def wait_after_hearing_s(
+    writing_s: Sequence[float], *, prepare_s: float, left_s: float, wait_weight: float = WAIT_WEIGHT
+) -> float:
+    """Return how long to wait with a preparation once the model has begun to call a tool that needs it.
+
+    Args:
+        writing_s: how long it took so far from there until the call was there.
+        prepare_s: time of one preparation.
+        left_s: until the preparation would have begun without hearing anything; it counts where nothing else is known.
+        wait_weight: price of a second of waiting in seconds of idling.
+    """
+    if not writing_s:
+        return max(left_s, 0.0)
+    return max(ready_at_s(writing_s, wait_weight=wait_weight) - prepare_s, 0.0)

@@ -68,6 +68,7 @@ class EnvironmentTimes(Value, frozen=True, omit_defaults=True):
         pause_s_per_gib: freezing, and writing memory out.
         resume_s: until a paused one answers again.
         thinking_window_s: the newest times of thinking, the oldest of them first.
+        writing_window_s: the newest times from where the model began to write a call until that was there.
         leaves_processes: processes outlived the tools of the last round. They would be lost with the sandbox.
     """
 
@@ -80,6 +81,7 @@ class EnvironmentTimes(Value, frozen=True, omit_defaults=True):
     pause_s_per_gib: Estimate = Estimate(value=1.6)
     resume_s: Estimate = Estimate(value=0.1)
     thinking_window_s: tuple[float, ...] = ()
+    writing_window_s: tuple[float, ...] = ()
     leaves_processes: bool = False
 
     def seen(self, **values: float) -> EnvironmentTimes:
@@ -92,6 +94,10 @@ class EnvironmentTimes(Value, frozen=True, omit_defaults=True):
         if "thinking_s" in values:
             known["thinking_window_s"] = (*self.thinking_window_s, values["thinking_s"])[-WINDOW:]
         return msgspec.structs.replace(self, **known)
+
+    def with_writing(self, writing_s: float) -> EnvironmentTimes:
+        """Return the estimates with one more time in which a model wrote a call."""
+        return msgspec.structs.replace(self, writing_window_s=(*self.writing_window_s, max(writing_s, 0.0))[-WINDOW:])
 
     def with_processes(self, *, left: bool) -> EnvironmentTimes:
         """Return the estimates, knowing whether processes outlived the newest tools."""

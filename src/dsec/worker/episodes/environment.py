@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 from dsec.base.errors import DsecError, HookFailedError
 from dsec.base.units import GIB
 from dsec.episode.environment_choice import EnvironmentChoice, EnvironmentPrices, choose_environment
-from dsec.episode.environment_lead import lead
+from dsec.episode.environment_lead import lead, wait_after_hearing_s
 from dsec.episode.environment_times import EnvironmentTimes
 from dsec.episode.operations import ModelDecision, RoundRecord
 from dsec.episode.spec import EnvironmentMode
@@ -71,6 +71,7 @@ class KeptEnvironment:
         self._gap: Gap | None = None
         self._gap_began_s: float | None = None
         self._called_s = 0.0
+        self._heard_s: float | None = None
         self._is_away = self._is_used = self._is_saving = False
         asked = self._spec.mode
         self.mode: EnvironmentMode = EnvironmentMode.RESIDENT if asked is EnvironmentMode.AUTOMATIC else asked
@@ -143,7 +144,14 @@ class KeptEnvironment:
             self._gap_began_s = self._now_s()
         if self._gap is None and not self._is_plain and self._context.progress.workspace:
             self._begin_gap(self._context.progress.workspace)
-        yield self._gap.hear if self._gap is not None else hear_nothing
+        self._heard_s = None
+        yield self._hear if self._gap is not None else hear_nothing
+
+    def _hear(self, tool: str) -> None:
+        if self._heard_s is None and self._transitions.heard(tool) is not None:
+            self._heard_s = self._now_s()
+        if self._gap is not None:
+            self._gap.hear(tool)
 
     async def before_tools(self, decision: ModelDecision) -> None:
         """Return once hands can act.
@@ -159,6 +167,8 @@ class KeptEnvironment:
             if self._gap is not None:
                 self._gap.not_called()
             return
+        if self._heard_s is not None:
+            self.times = self.times.with_writing(self._called_s - self._heard_s)
         needed = self._transitions.preparations_for(tools)
         gap, self._gap = self._gap, None
         if gap is not None:
@@ -225,7 +235,7 @@ class KeptEnvironment:
     def _begin_gap(self, version: str) -> None:
         assert self._tasks is not None
         guess, memory_gib = self._transitions.guess(), max(self.times.memory_gib.value, 1e-6)
-        is_paused = self.mode is EnvironmentMode.PAUSED
+        is_paused, began_s = self.mode is EnvironmentMode.PAUSED, self._now_s()
         prepare_s = (self.times.resume_s if is_paused else self.times.prepare_s).value
         begin = lead(self.times.thinking_window_s, prepare_s=prepare_s, memory_gib=memory_gib, needed=guess.probability)
         lets_go = self._is_used and self.mode is not EnvironmentMode.RESIDENT
@@ -235,6 +245,11 @@ class KeptEnvironment:
             begin_s=None if begin is None else begin.begin_s,
             guess=guess,
             hear=self._transitions.heard,
+            wait_s=lambda: wait_after_hearing_s(
+                self.times.writing_window_s,
+                prepare_s=prepare_s,
+                left_s=0.0 if begin is None else began_s + begin.begin_s - self._now_s(),
+            ),
             make=self._make_ahead,
             give_up=self._give_up,
         )

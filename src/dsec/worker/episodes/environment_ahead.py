@@ -25,6 +25,7 @@ class GapPlan:
         begin_s: seconds from now at which to make ready for `guess`; None: not before anything is heard.
         guess: what is expected.
         hear: says what a tool needs whose name the model has written; None: no sandbox.
+        wait_s: says how long to wait with that, from now.
         make: makes the sandbox ready by a preparation; may be cancelled.
         give_up: undoes that, also of what was cancelled.
     """
@@ -33,6 +34,7 @@ class GapPlan:
     begin_s: float | None
     guess: Guess
     hear: Callable[[str], Guess | None]
+    wait_s: Callable[[], float]
     make: Callable[[str], Awaitable[None]]
     give_up: Callable[[], Awaitable[None]]
 
@@ -50,6 +52,7 @@ class Gap:
         self._wanted: str | None = None
         self._is_heard = self._is_called = False
         self._made: str | None = None
+        self._begin_s = 0.0
         self._changed = anyio.Event()
         self._over = anyio.Event()
         self._letting_go = anyio.CancelScope()
@@ -64,6 +67,7 @@ class Gap:
             return
         heard = self._plan.hear(tool)
         self._is_heard = True
+        self._begin_s = anyio.current_time() + (self._plan.wait_s() if heard is not None else 0.0)
         self._want(None if heard is None else heard.preparation)
 
     async def called(self, preparations: Collection[str]) -> None:
@@ -124,6 +128,9 @@ class Gap:
             await self._plan.give_up()
         elif wanted is None or self._made is not None:
             await self._wait()
+        elif (wait_s := self._begin_s - anyio.current_time()) > 0:
+            with anyio.move_on_after(wait_s):
+                await self._wait()
         else:
             await self._make(wanted)
 

@@ -1,6 +1,7 @@
 """What an episode's environment uses, in stretches of time: each ends where the way in which it is kept changes.
 
-Memory is read at both ends of a stretch, and its integral taken as if it had grown evenly in between. Durations are of
+Memory is read at both ends of a stretch, and its integral taken as if it had grown evenly in between; a preparation
+counts from its start with all that stands at its end, as the formulas have it. Durations are of
 a clock that nobody sets; the wall clock says only when a stretch began. A reading that cannot be had counts as nothing,
 and the next operation says what is wrong with the sandbox.
 """
@@ -108,14 +109,15 @@ class EnvironmentMeter:
         memory_bytes = stretch.memory_bytes if read is None else read.memory_bytes or 0
         cpu_s = stretch.cpu_s if read is None else read.cpu_s or 0.0
         # The account of processors begins anew with each rollback.
+        kind = closing or stretch.kind
         spent_s = cpu_s - stretch.cpu_s if cpu_s >= stretch.cpu_s else cpu_s
         await self._note(
             EnvironmentUsed(
                 sandbox_id=stretch.sandbox_id,
-                kind=closing or stretch.kind,
+                kind=kind,
                 began_s=stretch.began_wall_s,
                 ended_s=stretch.began_wall_s + took_s,
-                memory_byte_s=round((stretch.memory_bytes + memory_bytes) / 2 * took_s),
+                memory_byte_s=round(_held_bytes(kind, stretch.memory_bytes, memory_bytes) * took_s),
                 cpu_s=round(spent_s, 6),
                 detail=stretch.detail,
             )
@@ -126,3 +128,9 @@ class EnvironmentMeter:
         if self._context.progress.ended is None:
             with suppress(DsecError):
                 await self._context.note(used)
+
+
+def _held_bytes(kind: EnvironmentKind, begin_bytes: int, end_bytes: int) -> float:
+    if kind in (EnvironmentKind.PREPARED, EnvironmentKind.WASTED):
+        return max(begin_bytes, end_bytes)
+    return (begin_bytes + end_bytes) / 2
