@@ -10,8 +10,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dsec import AsyncEpisodes, Episodes, EpisodeSpec, EpisodeState, NotFoundError, Verdict
 from dsec.api.episode_server import serve_episodes
-from dsec.base.errors import InvalidRequestError, LimitExceededError
-from dsec.episode.log_events import EpisodeEnded
+from dsec.base.errors import InvalidRequestError, InvalidStateError, LimitExceededError
+from dsec.episode.identity import EpisodeIdentity
+from dsec.episode.log_events import EpisodeEnded, RoundCommitted, StateSaved
+from dsec.episode.operations import ModelDecision, RoundRecord
 from dsec.episode.spec import EpisodeInfo, ScriptPolicy, UnknownOperation
 from dsec.episode.tools import Run
 from dsec.sdk import workers
@@ -155,3 +157,36 @@ async def test_a_worker_of_this_host_is_started_when_none_answers_and_again_when
     assert len(started) == 2
     assert started[0][-5:] == ["up", "--state-dir", str(state_dir / "worker"), "--exit-when-idle", "600"]
     await serving.__aexit__(None, None, None)
+
+
+def committed(number: int) -> RoundCommitted:
+    return RoundCommitted(record=RoundRecord(number=number, decision=ModelDecision(message=str(number))))
+
+
+def test_the_rounds_of_an_episode_are_told_whole_or_not_at_all(
+    worker_url: str, memory: MemoryEpisodes, portal: BlockingPortal
+) -> None:
+    with Episodes(worker_url) as episodes:
+        episodes.start(spec(1), episode_id="ep-one")
+        assert episodes.rounds("ep-one") == []
+        state = StateSaved(number=2, identity=EpisodeIdentity(episode_id="ep-one", task="t"))
+        for event in (committed(1), committed(2), state, committed(3)):
+            portal.call(memory.tell, "ep-one", event)
+        assert [record.decision.message for record in episodes.rounds("ep-one")] == ["1", "2", "3"]
+        episodes.start(spec(1), episode_id="ep-two")
+        portal.call(memory.tell, "ep-two", state)
+        with pytest.raises(InvalidStateError, match="first rounds"):
+            episodes.rounds("ep-two")
+
+
+def test_a_worker_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert workers.worker_endpoint(None, None, {}) is None
+    environment = {"DSEC_WORKER_URL": "http://w:1", "DSEC_WORKER_TOKEN": "secret"}
+    named = workers.worker_endpoint(None, None, environment)
+    assert named is not None
+    assert (named.url, named.token) == ("http://w:1", "secret")
+    given = workers.worker_endpoint("http://other:1", "mine", environment)
+    assert given is not None
+    assert (given.url, given.token) == ("http://other:1", "mine")
+    assert workers.worker_state_dir(tmp_path, {}) == tmp_path / "worker"
+    assert workers.worker_state_dir(tmp_path, {"DSEC_WORKER_STATE_DIR": "/elsewhere"}) == Path("/elsewhere")

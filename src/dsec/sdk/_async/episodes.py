@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from dsec.episode.log_events import Verdict
+from dsec.base.errors import InvalidStateError
+from dsec.episode.log_events import RoundCommitted, StateSaved, Verdict
+from dsec.episode.operations import RoundRecord
 from dsec.episode.spec import (
     EpisodeEvent,
     EpisodeFilter,
@@ -151,6 +153,23 @@ class AsyncEpisodes:
         async with (await self._keeper.service()).events(episode_id, from_sequence, follow=follow) as events:
             async for event in events:
                 yield event
+
+    async def rounds(self, episode_id: str) -> list[RoundRecord]:
+        """Return the committed rounds of an episode so far, whole and in order: decisions, results, versions, usage.
+
+        Raises:
+            InvalidStateError: the worker has dropped the first ones behind a saved state.
+        """
+        found: list[RoundRecord] = []
+        async for event in self.events(episode_id, follow=False):
+            if isinstance(event.event, RoundCommitted):
+                found.append(event.event.record)
+            elif isinstance(event.event, StateSaved) and len(found) < event.event.number:
+                raise InvalidStateError(
+                    f"the first rounds of {episode_id} are no longer in its log",
+                    resolution="hear `events` while it runs; what is left of it begins with a saved state",
+                )
+        return found
 
     # -- steering ------------------------------------------------------------------------------------------------
 
