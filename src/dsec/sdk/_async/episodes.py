@@ -154,7 +154,7 @@ class AsyncEpisodes:
             async for event in events:
                 yield event
 
-    async def rounds(self, episode_id: str) -> list[RoundRecord]:
+    async def rounds(self, episode_id: str) -> Sequence[RoundRecord]:
         """Return the committed rounds of an episode so far, whole and in order: decisions, results, versions, usage.
 
         Raises:

@@ -154,7 +154,7 @@ class Episodes:
             for event in events:
                 yield event
 
-    def rounds(self, episode_id: str) -> list[RoundRecord]:
+    def rounds(self, episode_id: str) -> Sequence[RoundRecord]:
         """Return the committed rounds of an episode so far, whole and in order: decisions, results, versions, usage.
 
         Raises:
