@@ -73,6 +73,11 @@ class _Listing(msgspec.Struct):
     data: list[_Listed]
 
 
+def _listed(sequence: Sequence[Any]) -> list[Any]:
+    """Read a sequence once: `list` asks for its length first, and what is made when it is read would be made twice."""
+    return list(iter(sequence))
+
+
 class _Reply:
     """Callbacks of the parser."""
 
@@ -159,7 +164,7 @@ class HttpChatModel:
             body["seed"] = request.seed
         if settings.temperature is not None:
             body["temperature"] = settings.temperature
-        return self._message("POST", "/chat/completions", msgspec.json.encode(body, enc_hook=list))
+        return self._message("POST", "/chat/completions", msgspec.json.encode(body, enc_hook=_listed))
 
     def _message(self, method: str, path: str, data: bytes = b"") -> bytes:
         lines = [

@@ -10,6 +10,7 @@ of a shell as long as its sandbox reaches nothing outside; where it does, offer 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -86,10 +87,16 @@ class Tool:
     @property
     def schema(self) -> Mapping[str, Any]:
         """The JSON schema of its arguments."""
-        _, components = msgspec.json.schema_components([self.arguments])
-        schema = dict(components[self.arguments.__name__])
-        schema.pop("title", None)
-        return schema
+        return _schema(self.arguments)
+
+
+@functools.lru_cache(maxsize=256)
+def _schema(arguments: type[Any]) -> Mapping[str, Any]:
+    """Made once for each type: a model is shown it with every decision of every episode."""
+    _, components = msgspec.json.schema_components([arguments])
+    schema = dict(components[arguments.__name__])
+    schema.pop("title", None)
+    return schema
 
 
 class ToolSet:
