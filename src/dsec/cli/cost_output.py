@@ -44,6 +44,8 @@ def money(usd: float | None, *, is_whole: bool = True) -> str:
     """Return a cost for people: a dash where nothing is known, and a word where more may come."""
     if usd is None:
         return "-"
+    if 0 < usd < 0.5e-6:
+        return "< 0.000001"
     text = f"{usd:.6f}" if abs(usd) < 1 else f"{usd:.4f}" if abs(usd) < 100 else f"{usd:,.2f}"
     return text if is_whole else f"≥ {text}"
 

@@ -22,6 +22,8 @@ from dsec.episode.use import AttemptUse, EnvironmentUse, ModelUse
 from dsec.model.value import Value
 
 _MTOKEN = 1e6
+_MEASURED = (EnvironmentKind.RESIDENT, EnvironmentKind.PREPARED, EnvironmentKind.WASTED)
+"""Ways in which a sandbox takes memory; of one that is paused, or not there yet, there may be nothing to measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +149,7 @@ def model_cost(use: ModelUse, prices: TokenPrices | None) -> list[CostLine]:
 
 def environment_cost(use: EnvironmentUse, prices: Prices) -> list[CostLine]:
     """Return the lines of what an environment took; one that stood and was not measured has a line without a price."""
-    held = use.memory_byte_s or use.cpu_s or use.kind is EnvironmentKind.PAUSED
-    if use.time_s and not held:
+    if use.time_s and use.kind in _MEASURED and not use.memory_byte_s and not use.cpu_s:
         name = use.kind.value
         return [CostLine(kind=CostKind.UNMEASURED, name=name, purpose=name, amount=use.time_s)]
     parts = (
