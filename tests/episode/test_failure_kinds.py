@@ -55,35 +55,33 @@ def same(number: int, took_s: float) -> RoundRecord:
     return played(number, Run(script="make"), output)
 
 
-def test_a_failed_check_is_seen_and_counted_for_the_model_that_decides() -> None:
-    failure = failure_in([checked(1), played(2, Run(script="ls")), checked(3)])
+def test_a_failed_check_of_the_newest_round_is_seen_with_what_it_said() -> None:
+    failure = failure_in(reversed([checked(1), played(2, Run(script="ls")), checked(3)]))
     assert failure is not None
-    assert (failure.kind, failure.count, failure.detail) == (FailureKind.CHECK_FAILED, 2, "1 test failed")
-    failure = failure_in([checked(1), checked(2, model="opus")])
-    assert failure is not None
-    assert failure.count == 1
+    assert (failure.kind, failure.count, failure.detail) == (FailureKind.CHECK_FAILED, 1, "1 test failed")
+    assert failure_in(reversed([checked(1), played(2, Run(script="ls"))])) is None
 
 
 def test_useless_rounds_are_those_in_a_row_of_one_model() -> None:
-    failure = failure_in([useless(1), played(2, Run(script="ls")), useless(3), useless(4)])
+    failure = failure_in(reversed([useless(1), played(2, Run(script="ls")), useless(3), useless(4)]))
     assert failure is not None
     assert (failure.kind, failure.count) == (FailureKind.USELESS, 2)
-    assert failure_in([useless(1), played(2, Run(script="ls"))]) is None
-    assert failure_in([useless(1), useless(2), played(3, Run(script="ls"), model="opus")]) is None
-    assert failure_in([]) is None
+    assert failure_in(reversed([useless(1), played(2, Run(script="ls"))])) is None
+    assert failure_in(reversed([useless(1), useless(2), played(3, Run(script="ls"), model="opus")])) is None
+    assert failure_in(reversed([])) is None
 
 
 def test_the_same_calls_with_the_same_results_are_stuck_whatever_time_they_took() -> None:
-    failure = failure_in([same(number, took_s=float(number)) for number in range(1, 5)])
+    failure = failure_in(reversed([same(number, took_s=float(number)) for number in range(1, 5)]))
     assert failure is not None
     assert (failure.kind, failure.count) == (FailureKind.STUCK, 4)
-    assert failure_in([same(1, 1.0), same(2, 1.0), same(3, 1.0)]) is None
-    assert failure_in([*(same(number, 1.0) for number in range(1, 5)), played(5, Run(script="ls"))]) is None
+    assert failure_in(reversed([same(1, 1.0), same(2, 1.0), same(3, 1.0)])) is None
+    assert failure_in(reversed([*(same(number, 1.0) for number in range(1, 5)), played(5, Run(script="ls"))])) is None
 
 
 def test_rounds_in_which_every_tool_failed_are_seen() -> None:
     failed = [played(number, Run(script=f"{number}"), ToolFailed("path_not_found", "gone")) for number in (1, 2)]
-    failure = failure_in(failed)
+    failure = failure_in(reversed(failed))
     assert failure is not None
     assert (failure.kind, failure.count, failure.detail) == (FailureKind.TOOLS_FAILED, 2, "gone")
 

@@ -9,9 +9,9 @@ failure that do not recover equally well are two nodes of the tree.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -24,6 +24,8 @@ CHECK_FAILED_CODE = "check_failed"
 DEADLINE_PASSED = "deadline_exceeded"
 COST_REACHED = "budget_exhausted"
 _LIMITED = ("too_many_rounds", DEADLINE_PASSED, COST_REACHED)
+MAXIMUM_ROUNDS = 1000
+"""That are looked at."""
 STUCK_ROUNDS = 4
 """Rounds in a row with the same calls and the same results."""
 
@@ -60,7 +62,7 @@ class Failure:
 
     Attributes:
         kind: how.
-        count: how many rounds in a row show it; failed checks: how many since this model decides.
+        count: how many rounds in a row show it.
         detail: for people, and for the model.
     """
 
@@ -82,29 +84,49 @@ def failed_check(record: RoundRecord) -> ToolFailed | None:
     return None
 
 
-def failure_in(rounds: Sequence[RoundRecord], *, stuck_rounds: int = STUCK_ROUNDS) -> Failure | None:
+def failure_in(newest: Iterable[RoundRecord], *, stuck_rounds: int = STUCK_ROUNDS) -> Failure | None:
     """Return what is wrong in the newest rounds of the model that decides now; None: nothing that can be seen.
 
     Args:
-        rounds: the newest committed rounds, oldest first.
+        newest: committed rounds, the newest first; only as many are looked at as show the same.
         stuck_rounds: so many equal rounds in a row count as stuck.
     """
-    own = _own(rounds)
-    if not own:
+    rounds = iter(newest)
+    last = next(rounds, None)
+    if last is None:
         return None
-    last = own[-1]
     if (said := failed_check(last)) is not None:
-        checks = sum(failed_check(record) is not None for record in own)
-        return Failure(kind=FailureKind.CHECK_FAILED, count=checks, detail=said.detail or said.brief)
-    newest = list(reversed(own))
-    if useless := _run([is_useless(record) for record in newest]):
-        return Failure(kind=FailureKind.USELESS, count=useless, detail=_problem(last))
-    equal = _run([_is_same(record, last) for record in newest])
-    if equal >= stuck_rounds:
-        return Failure(kind=FailureKind.STUCK, count=equal)
-    if failed := _run([_all_failed(record) for record in newest]):
-        return Failure(kind=FailureKind.TOOLS_FAILED, count=failed, detail=_problem(last))
+        return Failure(kind=FailureKind.CHECK_FAILED, count=1, detail=said.detail or said.brief)
+    runs = _Runs(last)
+    for record in islice(rounds, MAXIMUM_ROUNDS):
+        # What rounds before another model took over show is that one's failure.
+        if record.decision.model.name != last.decision.model.name or not runs.take(record):
+            break
+    if runs.useless:
+        return Failure(kind=FailureKind.USELESS, count=runs.useless, detail=_problem(last))
+    if runs.equal >= stuck_rounds:
+        return Failure(kind=FailureKind.STUCK, count=runs.equal)
+    if runs.failed:
+        return Failure(kind=FailureKind.TOOLS_FAILED, count=runs.failed, detail=_problem(last))
     return None
+
+
+class _Runs:
+    """Counts, from the newest round on, how many in a row are useless, equal to it, or failed."""
+
+    def __init__(self, last: RoundRecord) -> None:
+        self._last = last
+        self.useless, self.equal, self.failed = int(is_useless(last)), 1, int(_all_failed(last))
+        self._going = [bool(self.useless), True, bool(self.failed)]
+
+    def take(self, record: RoundRecord) -> bool:
+        """Count the round before; say whether any run goes on."""
+        holds = (is_useless(record), _is_same(record, self._last), _all_failed(record))
+        self._going = [going and held for going, held in zip(self._going, holds, strict=True)]
+        self.useless += self._going[0]
+        self.equal += self._going[1]
+        self.failed += self._going[2]
+        return any(self._going)
 
 
 def failure_of_end(error_code: str, *, passed: bool | None) -> FailureKind | None:
@@ -126,19 +148,6 @@ def failure_of_end(error_code: str, *, passed: bool | None) -> FailureKind | Non
             return FailureKind.CHECK_FAILED if passed is False else None
         case _:
             return FailureKind.LOST if passed is None else FailureKind.CHECK_FAILED
-
-
-def _own(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
-    """Return the rounds since the model that decided the last one does: those before are another's failures."""
-    if not rounds:
-        return []
-    model = rounds[-1].decision.model.name
-    return list(reversed(list(takewhile(lambda record: record.decision.model.name == model, reversed(rounds)))))
-
-
-def _run(holds: Sequence[bool]) -> int:
-    """Return in how many of the newest rounds in a row something holds."""
-    return sum(1 for _ in takewhile(bool, holds))
 
 
 def _all_failed(record: RoundRecord) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import takewhile
 
 from dsec.base.errors import BackendFailedError, DsecError, InvalidRequestError
 from dsec.episode.endpoint import ModelEndpoint
@@ -128,7 +129,7 @@ class TreeRecovery:
     def _new_failure(self, situation: Situation) -> Failure | None:
         """Return what the newest rounds show, if nothing was done about it yet, or did not help for a while."""
         since = situation.totals.changed_after
-        failure = failure_in([record for record in situation.rounds if record.number > since])
+        failure = failure_in(takewhile(lambda record: record.number > since, reversed(situation.rounds)))
         if failure is None:
             return None
         told = [each.after_round for each in situation.totals.steered if repaired_after(each.by) is not None]
