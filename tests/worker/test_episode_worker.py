@@ -13,10 +13,12 @@ import pytest
 from dsec.base.clock import ManualClock
 from dsec.base.errors import (
     BackendFailedError,
+    CapabilityMissingError,
     HostDiskFullError,
     InvalidStateError,
     LimitExceededError,
     NodeUnavailableError,
+    StateCorruptedError,
     StateLockedError,
 )
 from dsec.episode.agent_calls import Submit
@@ -24,7 +26,7 @@ from dsec.episode.content import Content
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.log_events import EpisodeEnded, LifeBegan, ModelChanged, ModelFailed, StateSaved, Verdict
-from dsec.episode.operations import TokenUsage
+from dsec.episode.operations import Operation, TokenUsage
 from dsec.episode.spec import (
     EpisodeEnvironment,
     EpisodeInfo,
@@ -35,8 +37,8 @@ from dsec.episode.spec import (
     ScriptPolicy,
     ScriptRound,
 )
-from dsec.episode.tools import CommandOutput, Run
-from dsec.model.sandbox import SandboxFilter, SandboxSpec
+from dsec.episode.tools import CommandOutput, Run, ToolResult
+from dsec.model.sandbox import SandboxFilter, SandboxSpec, SandboxState
 from dsec.node.node import Node
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.objects_memory import MemoryObjectStore
@@ -44,7 +46,7 @@ from dsec.testing.episodes_suite import LONG, collected, ended, is_in, outputs, 
 from dsec.testing.faulty_store import Faults, FaultyObjectStore
 from dsec.testing.memory_worker import QUICK, MemoryWorker
 from dsec.testing.simulated_disk import DiskFaults, SimulatedDisk
-from dsec.worker.episodes.ports import Finished, LifeContext, LoopPolicy, Proposal, Turn
+from dsec.worker.episodes.ports import Finished, Hands, LifeContext, LoopPolicy, Proposal, Turn
 from dsec.worker.episodes.tools import standard_tools
 from dsec.worker.episodes.worker import EpisodeWorker
 
@@ -538,3 +540,70 @@ async def test_many_episodes_end_side_by_side(place: MemoryWorker) -> None:
 
 async def start(worker: EpisodeWorker, name: str) -> None:
     await worker.start(spec("echo one", "echo two"), episode_id=name)
+
+
+# -- what is broken ----------------------------------------------------------------------------------------------------
+
+
+async def test_what_cannot_be_read_of_one_episode_holds_no_other_up(place: MemoryWorker) -> None:
+    asked = spec("echo one")
+    async with place.node() as node:
+        async with place.worker(node) as worker:
+            for name in ("ep-spec", "ep-newer", "ep-log", "ep-good"):
+                await worker.start(spec(LONG), episode_id=name)
+                await until(worker, name, is_in(RUNNING))
+        episodes = place.directory / "episodes"
+        (episodes / "ep-spec.json").write_bytes(b"garbage")
+        (episodes / "ep-newer.json").write_bytes(b'{"version":99,"of":"the future"}')
+        (segment,) = (episodes / "ep-log").glob("*.jsonl")
+        segment.write_bytes(segment.read_bytes().replace(b'"event":"life"', b'"event":"lief"'))
+        async with place.worker(node) as worker:
+            assert (await until(worker, "ep-good", is_in(RUNNING))).lives == 2
+            assert (await until(worker, "ep-log", is_in(STOPPED))).error_code == "state_corrupted"
+            for name, error in (("ep-spec", StateCorruptedError), ("ep-newer", CapabilityMissingError)):
+                with pytest.raises(error):
+                    await worker.get(name)
+                with pytest.raises(error):
+                    await worker.start(asked, episode_id=name)
+            assert {info.episode_id for info in await worker.list()} == {"ep-good", "ep-log"}
+
+
+@dataclass
+class FloodingHands:
+    """A tool that answers with fifty megabytes."""
+
+    sandbox: Hands
+
+    async def run(self, operation: Operation) -> ToolResult:
+        return CommandOutput(exit_code=0, stdout=Content(text="x" * 50_000_000))
+
+    async def ask(self, operation: Operation) -> ToolResult | None:
+        return None
+
+    async def compensate(self, operation: Operation) -> None:
+        return None
+
+
+async def test_a_result_of_fifty_megabytes_is_kept_as_far_as_a_record_bears_it(place: MemoryWorker) -> None:
+    place.options["hands"] = lambda context, sandbox: FloodingHands(sandbox)
+    async with place.opened() as worker:
+        await worker.start(spec(policy=script("true", submits=False)), episode_id="ep-a")
+        (printed,) = outputs(await collected(worker, "ep-a"))
+        assert len(printed) < 100_000
+        assert "bytes left out" in printed
+        size = sum(file.stat().st_size for file in (place.directory / "episodes" / "ep-a").iterdir())
+        assert size < 200_000
+
+
+async def test_a_command_that_reaches_the_node_after_a_pause_does_not_let_the_episode_go_on(
+    place: MemoryWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsec.worker.episodes.lives._LOOKS_S", (0.01, 0.02))
+    async with place.node() as node, place.worker(node) as worker:
+        await worker.start(spec("echo one", LONG), episode_id="ep-a")
+        await until(worker, "ep-a", lambda now: now.rounds == 1)
+        info = await worker.pause("ep-a", keep_memory=True)
+        await node.resume(info.sandbox_id)
+        with anyio.fail_after(5):
+            while (await node.inspect(info.sandbox_id)).state is not SandboxState.PAUSED:  # noqa: ASYNC110 - as above.
+                await anyio.sleep(0.005)

@@ -34,6 +34,10 @@ _STATE_TRIES_BYTES = 1 << 20
 """A state that could not be saved because the copy was behind is tried again when the log has grown by so much."""
 
 
+_LOOKS_S = (0.3, 2.0, 10.0)
+"""How long after a pause it is looked whether the sandbox still is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutShort:
     """A deadline ended the life, and the episode with it."""
@@ -87,6 +91,8 @@ class Life:
         self._loop: EpisodeLoop | None = None
         self._state_bytes = parts.settings.state_bytes
         self._cut: CutShort | None = None
+        self._pauses = 0
+        self._pausing = anyio.Lock()
 
     @property
     def _progress(self) -> EpisodeProgress:
@@ -186,14 +192,28 @@ class Life:
             DsecError: the sandbox cannot be paused.
         """
         self._stopwatch.hold()
+        self._pauses += 1
         try:
             await self._gate.hold()
             if self._environment is not None:
                 await self._environment.pause(keep_memory=keep_memory)
+                self._parts.tasks.start_soon(self._stay_paused, self._environment, keep_memory, self._pauses)
         except BaseException:
             self._gate.release()
             self._stopwatch.release()
             raise
+
+    async def _stay_paused(self, environment: Environment, keep_memory: bool, turn: int) -> None:
+        """Pause again what a command has resumed that was sent before the pause, and came to the node after it."""
+        for delay_s in _LOOKS_S:
+            await anyio.sleep(delay_s)
+            async with self._pausing:
+                if not self._gate.is_held or self._pauses != turn:
+                    return
+                try:
+                    await environment.pause(keep_memory=keep_memory)
+                except DsecError:
+                    return  # It is gone, or the node is; whoever resumes it finds out.
 
     async def resume(self) -> None:
         """Go on.
@@ -201,10 +221,11 @@ class Life:
         Raises:
             DsecError: the sandbox cannot be resumed; it stands still.
         """
-        if self._environment is not None:
-            await self._environment.resume()
-        self._stopwatch.release()
-        self._gate.release()
+        async with self._pausing:
+            if self._environment is not None:
+                await self._environment.resume()
+            self._stopwatch.release()
+            self._gate.release()
 
     async def change_model(self, endpoint: ModelEndpoint, *, reason: str) -> None:
         """Let another model decide from now on.

@@ -49,7 +49,7 @@ from dsec.stores.episode_log_group import GroupCommit
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.drive import EpisodeDrive
-from dsec.worker.episodes.environment import standard_environment
+from dsec.worker.episodes.environment import StandardEnvironments
 from dsec.worker.episodes.escalation import check_recovery
 from dsec.worker.episodes.parts import WorkerParts, WorkerSettings
 from dsec.worker.episodes.policy_registry import Policies
@@ -105,7 +105,7 @@ class EpisodeWorker:
         store: ObjectStore | None = None,
         settings: WorkerSettings | None = None,
         *,
-        environments: EnvironmentFactory = standard_environment,
+        environments: EnvironmentFactory | None = None,
         policies: PolicyFactory | None = None,
         hands: HandsFactory = only_sandbox,
         strategy: Callable[[EpisodeSpec], RecoveryStrategy] | None = None,
@@ -115,7 +115,7 @@ class EpisodeWorker:
         self._directory = directory
         self._service, self._state, self._store = service, state, store
         self._settings = settings or WorkerSettings()
-        self._environments, self._hands = environments, hands
+        self._environments, self._hands = environments or StandardEnvironments(), hands
         self._recoveries = Recoveries(directory, disk=disk) if strategy is None else None
         self._strategy = strategy or self._recovery
         self._policies = policies or Policies()
@@ -126,6 +126,7 @@ class EpisodeWorker:
         self._drives: dict[str, EpisodeDrive] = {}
         self._ended: dict[str, EpisodeInfo] = {}
         self._begun: dict[str, anyio.Event] = {}
+        self._unreadable: dict[str, DsecError] = {}
         self._parts: WorkerParts | None = None
         self._book: GradeBook | None = None
         self._learning = anyio.Lock()
@@ -171,14 +172,23 @@ class EpisodeWorker:
             recorded=self._recorded,
         )
         for episode_id, kept, ended in await anyio.to_thread.run_sync(self._read_shelf):
-            if ended is not None:
+            if isinstance(kept, DsecError):
+                self._unreadable[episode_id] = kept
+            elif ended is not None:
                 self._ended[episode_id] = ended
             else:
                 drive = self._drives[episode_id] = self._drive(episode_id, kept)
                 tasks.start_soon(drive.run)
 
-    def _read_shelf(self) -> list[tuple[str, KeptSpec, EpisodeInfo | None]]:
-        return [(name, self._shelf.spec(name), self._shelf.ended(name)) for name in self._shelf.episode_ids()]
+    def _read_shelf(self) -> list[tuple[str, KeptSpec | DsecError, EpisodeInfo | None]]:
+        """Read all specs. One that cannot be read is told to whoever asks for its episode, and holds no other up."""
+        found: list[tuple[str, KeptSpec | DsecError, EpisodeInfo | None]] = []
+        for name in self._shelf.episode_ids():
+            try:
+                found.append((name, self._shelf.spec(name), self._shelf.ended(name)))
+            except DsecError as error:
+                found.append((name, error, None))
+        return found
 
     async def _let_go(self) -> None:
         """Let go of all logs and leases."""
@@ -224,6 +234,8 @@ class EpisodeWorker:
         parts = self._running()
         episode_id = check_episode_id(episode_id or f"ep-{random_body(12, secrets.token_bytes)}")
         check_spec(spec, self._policies)
+        if episode_id in self._unreadable:
+            raise self._missing(episode_id)
         if episode_id in self._drives or episode_id in self._ended:
             return await self._same(episode_id, spec)
         if len(self._drives) >= self._settings.episodes:
@@ -276,9 +288,14 @@ class EpisodeWorker:
         drive = self._drives.get(episode_id)
         info = drive.info() if drive is not None else self._ended.get(episode_id)
         if info is None:
-            raise NotFoundError(f"there is no episode {episode_id[:80]!r} here", resolution="list them")
+            raise self._missing(episode_id)
         grade = self._book.get(episode_id)
         return info if grade is None else with_grade(info, grade)
+
+    def _missing(self, episode_id: str) -> DsecError:
+        if (error := self._unreadable.get(episode_id)) is not None:
+            return type(error)(error.brief, detail=error.detail, resolution=error.resolution)
+        return NotFoundError(f"there is no episode {episode_id[:80]!r} here", resolution="list them")
 
     async def list(self, query: EpisodeFilter = EpisodeFilter()) -> Sequence[EpisodeInfo]:
         """See the port."""
@@ -300,7 +317,7 @@ class EpisodeWorker:
         if (drive := self._drives.get(episode_id)) is not None:
             return drive.spec
         if episode_id not in self._ended:
-            raise NotFoundError(f"there is no episode {episode_id[:80]!r} here", resolution="list them")
+            raise self._missing(episode_id)
         return (await anyio.to_thread.run_sync(self._shelf.spec, episode_id)).spec
 
     def events(
