@@ -9,18 +9,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from dsec.episode.log_events import EpisodeEnded, LifeBegan, RoundCommitted
-from dsec.episode.spec import EpisodeEnvironment, EpisodeEvent, EpisodeSpec, ScriptPolicy, ScriptRound
+from dsec import Episodes
+from dsec.episode.log_events import EpisodeEnded, LifeBegan, OperationsRunning, RoundCommitted, Verdict
+from dsec.episode.spec import (
+    EpisodeEnvironment,
+    EpisodeEvent,
+    EpisodeSpec,
+    EpisodeState,
+    ScriptPolicy,
+    ScriptRound,
+)
 from dsec.episode.tools import CommandOutput, Run
 from dsec.model.sandbox import SandboxSpec
 from dsec.stores.episode_log_feed import read_page
-from dsec.testing.command_line import serving_in_memory
+from dsec.testing.command_line import Dsec, serving_in_memory
 from dsec.testing.node_process import NodeProcess
 from dsec.testing.worker_process import WorkerProcess
 
@@ -185,3 +193,72 @@ def test_the_same_on_a_real_node_whose_sandboxes_outlive_the_worker(folder: Path
         worker.kill()
         node.stop()
     assert check(folder, 2, 12) > 2
+
+
+@pytest.mark.root
+def test_an_episode_goes_on_by_itself_when_its_node_was_killed_under_a_command(folder: Path, state_dir: Path) -> None:
+    (folder / "trainer" / "specs.json").write_bytes(msgspec.json.encode(specs("guest", 1, 8)))
+    node = NodeProcess(state_dir)
+    node.start()
+    worker = WorkerProcess(folder / "w", f"unix:{state_dir / 'node.sock'}")
+    trainer = Trainer(worker.url, folder / "trainer")
+    try:
+        worker.start()
+        trainer.start()
+        wait_heard(folder / "trainer", 5)
+        node.kill()
+        node.start()
+        trainer.finish()
+    finally:
+        trainer.kill()
+        worker.kill()
+        node.stop()
+    assert check(folder, 1, 8) > 1
+
+
+def test_what_nobody_can_know_waits_for_a_verdict_and_is_not_done_again(folder: Path) -> None:
+    pay = Run(script="echo paid >> /tmp/account; sleep 60")
+    policy = ScriptPolicy(rounds=(ScriptRound(calls=(pay,)), ScriptRound(calls=(Run(script="cat /tmp/account"),))))
+    environment = EpisodeEnvironment(sandbox=SandboxSpec(image="python"))
+    spec = EpisodeSpec(task="t", policy=policy, environment=environment, shell_effect="once")
+    (folder / "n").mkdir()
+    with serving_in_memory(folder / "n") as node, Episodes(f"unix:{folder / 'w' / 'worker.sock'}") as episodes:
+        worker = WorkerProcess(folder / "w", node.url)
+        try:
+            worker.start()
+            episodes.start(spec, episode_id="ep-one")
+            for event in episodes.events("ep-one"):
+                if isinstance(event.event, OperationsRunning):
+                    break
+            wait_until(lambda: "paid" in node.ok("sandbox", "exec", box_of(node), "--", "cat", "/tmp/account"))
+            worker.kill()
+            worker.start()
+            wait_until(lambda: episodes.get("ep-one").state is EpisodeState.WAITING)
+            (unknown,) = episodes.get("ep-one").unknown
+            assert unknown.call == pay
+            episodes.settle(
+                "ep-one", unknown.operation_id, Verdict.HAPPENED, result=CommandOutput(exit_code=0), by="me"
+            )
+            assert episodes.wait("ep-one").state is EpisodeState.ENDED
+            first, second = episodes.rounds("ep-one")
+        finally:
+            worker.kill()
+    assert (first.attempts, first.results) == ((1,), (CommandOutput(exit_code=0),))
+    (result,) = second.results
+    assert isinstance(result, CommandOutput)
+    assert result.exit_code != 0  # Files are those of the last committed round, whatever happened outside.
+
+
+def box_of(node: Dsec) -> str:
+    """Return the sandbox of the one episode."""
+    (box,) = node.ok("sandbox", "ls", "-q").split()
+    return box
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    for _ in range(3000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never held")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -24,7 +25,7 @@ from dsec.cli.token import obtain_token
 from dsec.cli.watched import Watched
 from dsec.cli.worker import directory_of, worker_dir_option
 from dsec.episode.spec import EpisodeFilter, EpisodeState
-from dsec.sdk.background import WORKER
+from dsec.sdk.background import NODE, WORKER
 from dsec.sdk.connect import answers
 from dsec.sdk.state import state_of
 
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
     from dsec.worker.episodes.worker import EpisodeWorker
 
 DEFAULT_LOOPS = 1000
-_NODE_LOOK_S = 30.0
-"""How often the node of this host is looked after: one in the background leaves when nobody asks it anything, and one
-that was killed is started again."""
+_NODE_LOOK_S = 1.0
+"""How often is looked whether the node of this host is there. One that was killed is started again, before its episodes
+have used up their tries."""
+_NODE_TOUCH_LOOKS = 30
+"""So many looks apart it is asked something: a node in the background leaves when nobody ever does."""
 _BUSY = EpisodeFilter(states=(EpisodeState.QUEUED, EpisodeState.RUNNING))
 """Episodes that need their worker. The others wait on the disk for the next one as well."""
 
@@ -111,15 +114,15 @@ async def _open_node(options: Options) -> AsyncIterator[SandboxService]:
 
 
 async def _look_after(options: Options, service: SandboxService) -> None:
-    state_dir = options.state_dir
-    while True:
+    for look in itertools.count():
         await anyio.sleep(_NODE_LOOK_S)
         try:
-            if not await answers(state_dir / "node.sock"):
-                await start_node(options, state_dir)
-            await service.node()
+            if not await answers(options.state_dir / NODE.socket):
+                await start_node(options, options.state_dir)
+            elif look % _NODE_TOUCH_LOOKS == 0:
+                await service.node()
         except DsecError as error:
-            note(f"the node of {state_dir} does not answer: {error.brief}")
+            note(f"the node of {options.state_dir} does not answer: {error.brief}")
 
 
 @asynccontextmanager

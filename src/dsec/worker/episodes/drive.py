@@ -22,7 +22,7 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from dsec.base.errors import DsecError, InvalidStateError, LimitExceededError, PlatformError
+from dsec.base.errors import DsecError, InvalidStateError, LimitExceededError, PlatformError, UnknownOutcomeError
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_events import (
@@ -273,7 +273,7 @@ class EpisodeDrive:
             self._tries, self._tried_round = 0, last_round
         self._tries += 1
         delay_s = next_delay_s(self._tries, backoff_s=self._parts.settings.backoff_s)
-        if not (isinstance(error, PlatformError) and error.retryable) or delay_s is None or self._cancelled is not None:
+        if not _is_worth_a_try(error) or delay_s is None or self._cancelled is not None:
             await self._stop(error)
             return
         self._set(EpisodeState.QUEUED, f"{error.brief}; it is tried again", error)
@@ -443,3 +443,9 @@ class EpisodeDrive:
             if len(waits) == 1:
                 self._wake_up()
             self._tell()
+
+
+def _is_worth_a_try(error: DsecError) -> bool:
+    """Say whether an episode is tried again by itself. So it is when its node died under a command: the next life puts
+    the workspace back, and waits for a verdict on what must not happen twice."""
+    return isinstance(error, UnknownOutcomeError) or (isinstance(error, PlatformError) and error.retryable)
