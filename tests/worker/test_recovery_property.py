@@ -59,7 +59,11 @@ taken = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(
-    looks=st.lists(st.sampled_from(LOOKS), min_size=1, max_size=40),
+    looks=st.lists(
+        st.sampled_from(LOOKS).flatmap(lambda look: st.integers(1, 9).map(lambda count: [look] * count)),
+        min_size=4,
+        max_size=9,
+    ).map(lambda runs: [look for run in runs for look in run]),
     models=st.integers(1, 3),
     recovery=st.builds(EpisodeRecovery, repairs=st.integers(0, 3), enough=st.sampled_from([0, 1, 20])),
     learned=st.lists(taken, max_size=20),
