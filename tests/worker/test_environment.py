@@ -30,7 +30,7 @@ from dsec.node.node import Node
 from dsec.service.content import ByteStream
 from dsec.testing.memory_node import MemoryHost
 from dsec.testing.memory_worker import MemoryWorker
-from dsec.worker.episodes.environment import standard_environment
+from dsec.worker.episodes.environment import StandardEnvironments
 from dsec.worker.episodes.ports import Finished, LifeContext, LoopPolicy, Proposal, Turn
 from dsec.worker.episodes.tools import standard_tools
 from dsec.worker.episodes.worker import EpisodeWorker
@@ -77,7 +77,7 @@ class Place:
 
     def worker(self, node: Node) -> EpisodeWorker:
         made = MemoryWorker(directory=self.directory, host=self.host)
-        return made.worker(node, environments=standard_environment, policies=self.script)
+        return made.worker(node, environments=StandardEnvironments(), policies=self.script)
 
     async def play(self, environment: EpisodeEnvironment) -> tuple[EpisodeInfo, str, list[EnvironmentUsed]]:
         """Run an episode to its end, and return how it ended, what its file holds, and what its environment used."""
@@ -240,5 +240,8 @@ async def test_nothing_is_left_when_an_episode_has_ended(tmp_path: Path, mode: E
     async with place.host.node() as node, place.worker(node) as worker:
         await worker.start(spec(environment), episode_id=EPISODE)
         await ended(worker)
-        assert await sandboxes(node) == []
-        assert await node.state.list_snapshots() == []
+
+        async def is_bare() -> bool:
+            return not await sandboxes(node) and not await has_snapshots(node)
+
+        await until(is_bare)

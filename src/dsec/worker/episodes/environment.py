@@ -24,13 +24,13 @@ from dsec.base.errors import DsecError, HookFailedError
 from dsec.base.units import GIB
 from dsec.episode.environment_choice import EnvironmentChoice, EnvironmentPrices, choose_environment
 from dsec.episode.environment_lead import lead, wait_after_hearing_s
-from dsec.episode.environment_times import EnvironmentTimes
 from dsec.episode.operations import ModelDecision, RoundRecord
 from dsec.episode.spec import EnvironmentMode
 from dsec.episode.tool_prediction import ToolTransitions, tools_of
 from dsec.episode.totals import EnvironmentKind
 from dsec.model.process import CommandRequest
 from dsec.worker.episodes.environment_ahead import Gap, GapPlan
+from dsec.worker.episodes.environment_habits import EnvironmentHabits
 from dsec.worker.episodes.environment_keeping import CLEAN_UP_S, Keepings
 from dsec.worker.episodes.environment_meter import EnvironmentMeter
 from dsec.worker.episodes.environment_sandbox import EnvironmentSandbox, is_untouched, lost_is_platform
@@ -48,6 +48,7 @@ class KeptEnvironment:
 
     Args:
         context: of the life.
+        habits: what the worker has seen in other episodes.
         prices: by which modes are compared.
 
     Attributes:
@@ -57,7 +58,13 @@ class KeptEnvironment:
         waits_s: how long the newest calls waited for their sandbox.
     """
 
-    def __init__(self, context: LifeContext, *, prices: EnvironmentPrices = EnvironmentPrices()) -> None:
+    def __init__(
+        self,
+        context: LifeContext,
+        habits: EnvironmentHabits | None = None,
+        *,
+        prices: EnvironmentPrices = EnvironmentPrices(),
+    ) -> None:
         self._context = context
         self._spec = context.spec.environment
         self._prices = prices
@@ -76,7 +83,8 @@ class KeptEnvironment:
         asked = self._spec.mode
         self.mode: EnvironmentMode = EnvironmentMode.RESIDENT if asked is EnvironmentMode.AUTOMATIC else asked
         self.choice: EnvironmentChoice | None = None
-        self.times = EnvironmentTimes()
+        self._habits = habits or EnvironmentHabits()
+        self.times = self._habits.expected(context.spec)
         self.waits_s: list[float] = []
 
     @property
@@ -189,6 +197,7 @@ class KeptEnvironment:
         self._transitions.add(record.decision)
         if self._is_used:
             await self._measure()
+            self._habits.learn(self._context.spec, self.times)
             self._choose()
             self._save_now_and_then(record)
             if not self._is_plain and record.workspace_after:
@@ -383,6 +392,16 @@ class KeptEnvironment:
         return self._context.clock.boot_s()
 
 
-def standard_environment(context: LifeContext) -> Environment:
-    """Return the environment of an episode by its spec. Implements `dsec.worker.episodes.ports.EnvironmentFactory`."""
-    return KeptEnvironment(context)
+class StandardEnvironments:
+    """The environments of one worker, which learn from each other; an `EnvironmentFactory`.
+
+    Args:
+        prices: by which modes are compared.
+    """
+
+    def __init__(self, *, prices: EnvironmentPrices = EnvironmentPrices()) -> None:
+        self._habits = EnvironmentHabits()
+        self._prices = prices
+
+    def __call__(self, context: LifeContext) -> Environment:
+        return KeptEnvironment(context, self._habits, prices=self._prices)

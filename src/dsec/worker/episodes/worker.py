@@ -161,6 +161,7 @@ class EpisodeWorker:
             group=group,
             tasks=tasks,
             loops=anyio.CapacityLimiter(self._settings.at_once),
+            sandboxes=anyio.CapacityLimiter(self._settings.sandboxes_at_once),
             uploads=anyio.CapacityLimiter(self._settings.uploads_at_once),
             settings=self._settings,
             clock=self._clock,
