@@ -17,7 +17,8 @@ import msgspec
 
 from dsec.cli.context import Options
 from dsec.cli.output import note
-from dsec.cli.settings import load
+from dsec.cli.settings import Loaded, load
+from dsec.node.running_settings import unheeded
 from dsec.sdk import background
 from dsec.sdk.connect import answers, open_local, peers_from, token_beside
 from dsec.sdk.http import HttpService
@@ -40,7 +41,9 @@ async def open_service(options: Options) -> AsyncIterator[SandboxService]:
     else:
         state_dir = loaded.state_dir
         token = options.token or token_beside(state_dir)
-        if not await answers(state_dir / "node.sock"):
+        if await answers(state_dir / "node.sock"):
+            _tell_unheeded(loaded)
+        else:
             await start_node(options, state_dir)
         endpoint = Endpoint(url=f"unix:{state_dir / 'node.sock'}")
     service = HttpService(endpoint, peers=peers_from(loaded.settings.peers, token))
@@ -65,6 +68,15 @@ async def open_service_inside(options: Options) -> AsyncIterator[SandboxService]
     loaded = load(options)
     async with open_local(msgspec.structs.replace(loaded.settings, state_dir=str(loaded.state_dir))) as service:
         yield service
+
+
+def _tell_unheeded(loaded: Loaded) -> None:
+    """Say which settings somebody gave us that the node which runs already does not go by."""
+    given = [name for name, origin in loaded.origins.items() if origin != "default"]
+    for difference in unheeded(loaded.settings, given, loaded.state_dir):
+        note(
+            f"warning: a node runs already, and its settings count: {difference} (`dsec down` ends it; sandboxes stay)"
+        )
 
 
 async def start_node(options: Options, state_dir: Path) -> None:

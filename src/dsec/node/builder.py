@@ -20,6 +20,7 @@ from dsec.node.host import SystemHost, boot_id
 from dsec.node.lock import hold_state, node_id
 from dsec.node.node import Node
 from dsec.node.parts import NodeParts
+from dsec.node.running_settings import keep_settings
 from dsec.node.settings import NodeSettings, default_state_dir
 from dsec.node.state.swap import SWAP_FILE, SwapFile
 from dsec.runtimes.container.ordinary import OrdinaryUser
@@ -59,6 +60,7 @@ async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | N
         stack.enter_context(hold_state(state_dir))
         stack.callback(namespace.leave, state_dir)
         name = node_id(state_dir, os.urandom)
+        keep_settings(settings, state_dir)
         storage = await anyio.to_thread.run_sync(_open_storage, state_dir, settings)
         in_use = _LayersInUse()
         images = LocalImageStore(state_dir / "images", layers_in_use=in_use)

@@ -13,6 +13,7 @@ A sandbox that moved is followed to the nodes that `DSEC_PEERS` (or the node's s
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,8 @@ import anyio
 
 from dsec.base.errors import NodeUnavailableError, StateLockedError
 from dsec.model.peer import parse_peers
-from dsec.node.settings import NodeSettings
+from dsec.node.running_settings import unheeded
+from dsec.node.settings import SETTINGS, NodeSettings
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
 from dsec.service.port import SandboxService
@@ -108,6 +110,7 @@ async def _enter_local(stack: AsyncExitStack, settings: NodeSettings) -> Sandbox
     deadline = anyio.current_time() + START_TIMEOUT_S
     while anyio.current_time() < deadline:
         if await answers(directory / "node.sock"):
+            _warn_unheeded(settings)
             endpoint = Endpoint(url=f"unix:{directory / 'node.sock'}")
             peers = peers_from(settings.peers, token_beside(directory)) if settings.peers else ()
             return await stack.enter_async_context(_open_http(endpoint, peers))
@@ -119,6 +122,18 @@ async def _enter_local(stack: AsyncExitStack, settings: NodeSettings) -> Sandbox
         f"a node holds {directory} but does not answer",
         resolution="end the process whose id stands in node.lock, or use another DSEC_STATE_DIR",
     )
+
+
+def _warn_unheeded(settings: NodeSettings) -> None:
+    """Warn of settings that were given and that the node which runs already does not go by."""
+    given = [row.name for row in SETTINGS if getattr(settings, row.name) != row.default]
+    differences = unheeded(settings, given, Path(settings.state_dir))
+    if differences:
+        warnings.warn(
+            f"a node runs in {settings.state_dir} already, and its settings count: {'; '.join(differences)} "
+            "(`dsec down` ends it; sandboxes stay)",
+            stacklevel=2,
+        )
 
 
 async def answers(path: Path) -> bool:

@@ -24,6 +24,7 @@ _OWN_FILES = frozenset(
         "node.lock",
         "node.sock",
         "node.log",
+        "node.settings",
         "token",
         "peer-token",
         "draining",
