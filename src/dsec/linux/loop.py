@@ -17,10 +17,12 @@ from contextlib import contextmanager
 
 from dsec.linux import syscalls
 
+_CHANGE_FD = 0x4C06
 _CONFIGURE = 0x4C0A
 _GET_STATUS64 = 0x4C05
 _SET_CAPACITY = 0x4C07
 _GET_FREE = 0x4C82
+_READ_ONLY = 1
 _AUTOCLEAR = 4
 _DIRECT_IO = 16
 _BLOCK_BYTES = 4096
@@ -90,13 +92,45 @@ def _existing_or_new(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(fd)
 
 
-def _attach(path: str | os.PathLike[str]) -> int:
+@contextmanager
+def attached_read_only(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Attach `path` read-only, whether or not it is attached already, and yield the device, whose mount then keeps it.
+
+    The file of such a device can be exchanged by `change_file`.
+    """
+    fd = _attach(path, read_only=True)
+    try:
+        yield os.readlink(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def change_file(device: str, path: str | os.PathLike[str]) -> None:
+    """Let a read-only device read another file of the same size from now on, under the file system that is mounted from
+    it (LOOP_CHANGE_FD of loop(4)). Waits for the reads that are under way.
+
+    Raises:
+        OSError: EINVAL: the device is not read-only, or the sizes differ; ENXIO: it has no file.
+    """
+    fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            syscalls.libc_call("ioctl", fd, ctypes.c_ulong(_CHANGE_FD), file, path=device)
+        finally:
+            os.close(file)
+    finally:
+        os.close(fd)
+
+
+def _attach(path: str | os.PathLike[str], *, read_only: bool = False) -> int:
     """Attach `path` to a free device and return the device's descriptor."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    access = os.O_RDONLY if read_only else os.O_RDWR
+    file = os.open(path, access | os.O_CLOEXEC)
     try:
         for _ in range(_ATTEMPTS):
-            device = os.open(_free_device(), os.O_RDWR | os.O_CLOEXEC)
-            if _configure(device, file, os.fsencode(path)):
+            device = os.open(_free_device(), access | os.O_CLOEXEC)
+            if _configure(device, file, os.fsencode(path), _READ_ONLY if read_only else 0):
                 return device
             os.close(device)  # Somebody else took it between the two calls.
     finally:
@@ -104,15 +138,15 @@ def _attach(path: str | os.PathLike[str]) -> int:
     raise OSError(errno.EBUSY, "no free loop device", os.fspath(path))
 
 
-def _configure(device: int, file: int, name: bytes) -> bool:
-    for flags in (_AUTOCLEAR | _DIRECT_IO, _AUTOCLEAR):
+def _configure(device: int, file: int, name: bytes, access: int) -> bool:
+    for flags in (access | _AUTOCLEAR | _DIRECT_IO, access | _AUTOCLEAR):
         try:
             _ioctl(device, _CONFIGURE, struct.pack("=II", file, _BLOCK_BYTES) + _info(flags, name) + bytes(64))
             return True
         except OSError as error:
             if error.errno == errno.EBUSY:
                 return False
-            if error.errno != errno.EINVAL or flags == _AUTOCLEAR:
+            if error.errno != errno.EINVAL or not flags & _DIRECT_IO:
                 os.close(device)
                 raise
     return False

@@ -22,6 +22,7 @@ MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
 
+MNT_FORCE = 1
 MNT_DETACH = 2
 
 _OPEN_TREE_CLONE = 1
@@ -43,10 +44,12 @@ def mount(source: str, target: str | os.PathLike[str], kind: str, flags: int = 0
     )
 
 
-def unmount(target: str | os.PathLike[str], *, detach: bool = False) -> None:
-    """Unmount; with `detach`, lazily: gone from the table now, freed with the last user."""
+def unmount(target: str | os.PathLike[str], *, detach: bool = False, force: bool = False) -> None:
+    """Unmount; with `detach`, lazily: gone from the table now, freed with the last user. With `force`, requests that a
+    network or FUSE file system has under way are ended first."""
     where = os.fsencode(target)
-    syscalls.libc_call("umount2", where, MNT_DETACH if detach else 0, path=os.fsdecode(where))
+    flags = (MNT_DETACH if detach else 0) | (MNT_FORCE if force else 0)
+    syscalls.libc_call("umount2", where, flags, path=os.fsdecode(where))
 
 
 def open_tree(path: str | os.PathLike[str]) -> int:

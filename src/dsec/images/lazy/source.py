@@ -11,8 +11,10 @@ Contract of every driver:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+import anyio.to_thread
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
 from dsec.images.lazy.stored import MAXIMUM_STORED_BYTES, ChunkRef, decode
@@ -85,8 +87,24 @@ class BlobSource:
         return data
 
 
-async def fetch_verified(sources: Sequence[ChunkSource], ref: ChunkRef, *, timeout_s: float) -> bytes:
+def _nobody(source: str, error: DsecError) -> None:
+    """Report to nobody."""
+
+
+async def fetch_verified(
+    sources: Sequence[ChunkSource],
+    ref: ChunkRef,
+    *,
+    timeout_s: float,
+    report: Callable[[str, DsecError], None] = _nobody,
+) -> bytes:
     """Return a chunk's content from the first source that has it, verified.
+
+    Args:
+        sources: asked one after the other.
+        ref: what is wanted.
+        timeout_s: for each of them.
+        report: told the name of each source that failed and how, also when a later one has the chunk.
 
     Raises:
         StateCorruptedError: somebody gave something else, and nobody the chunk; names them.
@@ -96,9 +114,12 @@ async def fetch_verified(sources: Sequence[ChunkSource], ref: ChunkRef, *, timeo
     failures: list[DsecError] = []
     for source in sources:
         try:
-            return decode(ref, await source.fetch(ref, timeout_s=timeout_s), source.name)
+            stored = await source.fetch(ref, timeout_s=timeout_s)
+            # Decoding and hashing 4 MiB takes milliseconds, in which others' answers would wait.
+            return await anyio.to_thread.run_sync(decode, ref, stored, source.name)
         except (ObjectNotFoundError, StateCorruptedError, StoreUnavailableError) as error:
             failures.append(error)
+            report(source.name, error)
     raise _worst(ref, failures)
 
 

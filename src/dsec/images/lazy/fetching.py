@@ -1,0 +1,262 @@
+"""Bring chunks of cached layers here: each once, however many wait for it.
+
+A chunk comes from another layer of the cache, or else from the sources, verified; it is kept where there is room. Those
+who waited get its content in any case, so that a full disk or cache makes reads slow and never makes them fail.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from dsec.base.errors import DsecError, StoreUnavailableError
+from dsec.images.lazy.cache import LayerCache
+from dsec.images.lazy.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.source import ChunkSource, fetch_verified
+from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
+from dsec.model.value import Value
+
+FETCHES_AT_ONCE = 16
+"""Each holds a chunk twice, stored and decoded, in memory: at most 128 MiB in all."""
+UNKEPT_CHUNKS = 8
+"""Chunks that there was no room for and that are remembered all the same, for the reads that follow at once."""
+
+_Key = tuple[str, int]
+
+
+class LayerEventKind(enum.Enum):
+    """What happened to a layer that is loaded when touched."""
+
+    READ_FAILED = "read_failed"
+    """A read was answered with EIO."""
+    SOURCE_FAILED = "source_failed"
+    """A source did not answer, or gave what does not verify."""
+    NOT_KEPT = "not_kept"
+    """A chunk was served and not kept: there is no room for it."""
+    COMPLETE = "complete"
+    """All chunks are here; the kernel reads the local file from now on."""
+
+
+class LayerEvent(Value, frozen=True):
+    """Something that happened to a layer.
+
+    Attributes:
+        kind: what.
+        layer: the layer's digest.
+        manifest: name of its manifest.
+        start, length: the range of its file.
+        source: name of the source, where it is about one.
+        error_code: code of the error; empty: none.
+        brief: in words.
+    """
+
+    kind: LayerEventKind
+    layer: str
+    manifest: str
+    start: int = 0
+    length: int = 0
+    source: str = ""
+    error_code: str = ""
+    brief: str = ""
+
+
+OnEvent = Callable[[LayerEvent], None]
+"""Takes events from any thread; must not wait."""
+
+
+class _Fetch:
+    """One chunk under way."""
+
+    __slots__ = ("content", "done", "error")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.content = b""
+        self.error: DsecError | None = None
+
+
+class Fetcher:
+    """Brings chunks to the layers of a cache; make it with `open_fetcher`. Used from one event loop.
+
+    Attributes:
+        fetched_bytes: content bytes that came from sources, not from the cache.
+    """
+
+    def __init__(
+        self,
+        cache: LayerCache,
+        sources: Sequence[ChunkSource],
+        group: TaskGroup,
+        *,
+        timeout_s: float,
+        on_event: OnEvent,
+    ) -> None:
+        self._cache = cache
+        self._sources = sources
+        self._group = group
+        self._timeout_s = timeout_s
+        self._on_event = on_event
+        self._under_way: dict[_Key, _Fetch] = {}
+        self._unkept: OrderedDict[_Key, bytes] = OrderedDict()
+        self._limiter = anyio.CapacityLimiter(FETCHES_AT_ONCE)
+        self.fetched_bytes = 0
+
+    async def read(self, layer: CachedLayer, start: int, length: int) -> bytes:
+        """Return a range of a layer's file, fetching what is missing.
+
+        Raises:
+            DsecError: a chunk cannot be had; see `fetch_verified`.
+        """
+        contents = await self._all(layer, layer.missing(start, length))
+        return await anyio.to_thread.run_sync(_assembled, layer, start, length, contents)
+
+    async def bring(self, layer: CachedLayer, positions: Sequence[int]) -> None:
+        """Fetch those of the chunks, or `METADATA`, that are missing. Raises as `read`."""
+        await self._all(layer, [position for position in positions if not layer.has(position)])
+
+    async def _all(self, layer: CachedLayer, positions: Sequence[int]) -> dict[int, bytes]:
+        """Wait for chunks. A fetch belongs to nobody: whoever gives up waiting takes it from no one else."""
+        fetches = {}
+        for position in positions:
+            key = (layer.manifest.id, position)
+            if key not in self._under_way:
+                self._under_way[key] = _Fetch()
+                self._group.start_soon(self._carry_out, layer, position, self._under_way[key])
+            fetches[position] = self._under_way[key]
+        for fetch in fetches.values():
+            await fetch.done.wait()
+        for fetch in fetches.values():
+            if fetch.error is not None:
+                raise fetch.error
+        return {position: fetch.content for position, fetch in fetches.items()}
+
+    async def _carry_out(self, layer: CachedLayer, position: int, fetch: _Fetch) -> None:
+        fetch.error = StoreUnavailableError(
+            f"chunk {position} of layer {layer.manifest.layer} is not being fetched any more",
+            resolution="it is tried again when it is read",
+        )
+        try:
+            async with self._limiter:
+                fetch.content = await self._obtain(layer, position)
+            fetch.error = None
+        except DsecError as error:
+            fetch.error = error
+        finally:
+            del self._under_way[(layer.manifest.id, position)]
+            fetch.done.set()
+
+    async def _obtain(self, layer: CachedLayer, position: int) -> bytes:
+        key = (layer.manifest.id, position)
+        if key in self._unkept:
+            self._unkept.move_to_end(key)
+            return self._unkept[key]
+        if position == METADATA:
+            pieces = [await self._fetch(layer, ref, 0, 0) for ref in layer.manifest.metadata_chunks]
+            content = b"".join(pieces)
+        else:
+            content = await self._chunk(layer, position)
+        if not await anyio.to_thread.run_sync(self._keep, layer, position, content):
+            self._remember(layer, position, content)
+        return content
+
+    def _keep(self, layer: CachedLayer, position: int, content: bytes) -> bool:
+        try:
+            return self._cache.store(layer, position, content)
+        except OSError:
+            return False  # A disk that fails makes the cache useless, not the layer.
+
+    async def _chunk(self, layer: CachedLayer, position: int) -> bytes:
+        try:
+            here = await anyio.to_thread.run_sync(self._cache.from_another, layer, position)
+        except OSError:
+            here = None
+        if here is not None:
+            return here
+        ref = layer.manifest.chunks[position]
+        return await self._fetch(layer, ref, position * CHUNK_BYTES, ref.content_bytes)
+
+    async def _fetch(self, layer: CachedLayer, ref: ChunkRef, start: int, length: int) -> bytes:
+        def report(source: str, error: DsecError) -> None:
+            self._say(layer, LayerEventKind.SOURCE_FAILED, start, length, error, source)
+
+        content = await fetch_verified(self._sources, ref, timeout_s=self._timeout_s, report=report)
+        self.fetched_bytes += len(content)
+        return content
+
+    def _remember(self, layer: CachedLayer, position: int, content: bytes) -> None:
+        self._unkept[(layer.manifest.id, position)] = content
+        while len(self._unkept) > UNKEPT_CHUNKS:
+            self._unkept.popitem(last=False)
+        start = 0 if position == METADATA else position * CHUNK_BYTES
+        self._say(layer, LayerEventKind.NOT_KEPT, start, len(content))
+
+    def _say(
+        self,
+        layer: CachedLayer,
+        kind: LayerEventKind,
+        start: int,
+        length: int,
+        error: DsecError | None = None,
+        source: str = "",
+    ) -> None:
+        self._on_event(layer_event(layer, kind, start=start, length=length, error=error, source=source))
+
+
+@asynccontextmanager
+async def open_fetcher(
+    cache: LayerCache, sources: Sequence[ChunkSource], *, timeout_s: float, on_event: OnEvent
+) -> AsyncIterator[Fetcher]:
+    """Open a fetcher; at its end, what is under way is given up.
+
+    Args:
+        cache: where chunks are kept.
+        sources: of chunks, asked one after the other.
+        timeout_s: for each question to one.
+        on_event: told what went wrong.
+    """
+    async with anyio.create_task_group() as group:
+        yield Fetcher(cache, sources, group, timeout_s=timeout_s, on_event=on_event)
+        group.cancel_scope.cancel()
+
+
+def layer_event(
+    layer: CachedLayer,
+    kind: LayerEventKind,
+    *,
+    start: int = 0,
+    length: int = 0,
+    error: DsecError | None = None,
+    source: str = "",
+) -> LayerEvent:
+    """Return an event of a layer."""
+    return LayerEvent(
+        kind=kind,
+        layer=layer.manifest.layer,
+        manifest=layer.manifest.id,
+        start=start,
+        length=length,
+        source=source,
+        error_code="" if error is None else error.code,
+        brief="" if error is None else error.brief,
+    )
+
+
+def _assembled(layer: CachedLayer, start: int, length: int, contents: dict[int, bytes]) -> bytes:
+    """Return a range: of the chunks that were just fetched from memory, of others from the disk."""
+    parts, at, end = [], start, start + length
+    while at < end:
+        position = at // CHUNK_BYTES
+        until = min(end, (position + 1) * CHUNK_BYTES)
+        if position in contents:
+            begin = position * CHUNK_BYTES
+            parts.append(contents[position][at - begin : until - begin])
+        else:
+            parts.append(layer.read(at, until - at))
+        at = until
+    return b"".join(parts)

@@ -1,0 +1,130 @@
+"""The mounts of layers that are loaded when touched: one a layer a node, shared by all its sandboxes.
+
+A mount is EROFS on a read-only loop device. What the device reads is exchanged beneath it, and no sandbox notices:
+
+- a layer of which something is missing is read through the server's FUSE file;
+- once all of it is here, the device reads the local file, and no byte goes through us any more;
+- when the server was killed, the next one gives the device its own file (`adopt`). Reads in between fail with EIO.
+
+The kernel's table says which device belongs to which layer; nothing of it is written down by us.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from dsec.base.errors import DsecError, StateCorruptedError
+from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.server import LayerServer
+from dsec.linux import loop, mounts
+
+_FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
+_DAMAGED = (errno.EINVAL, errno.EUCLEAN, errno.EIO, errno.EOPNOTSUPP)
+
+
+class LazyMounts:
+    """The mount points of a server's layers. Methods may be called from any thread.
+
+    Args:
+        root: their directory; each is named by its manifest.
+        server: serves what is missing; this takes its `on_complete`.
+    """
+
+    def __init__(self, root: Path, server: LayerServer) -> None:
+        self._root = root
+        self._server = server
+        self._lock = threading.Lock()
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        server.on_complete = self._use_local_file
+
+    def ensure(self, manifest: LayerManifest) -> Path:
+        """Make a layer readable and return where. Waits for its metadata; costs a look at the table when it is mounted.
+
+        Raises:
+            DsecError: the metadata cannot be had.
+            StateCorruptedError: what was fetched is no EROFS file that the kernel takes.
+        """
+        with self._lock:
+            target = self._root / manifest.id
+            if manifest.id not in self.mounted():
+                shown = self._server.show(manifest)
+                target.mkdir(mode=0o755, exist_ok=True)
+                layer = self._server.layer(manifest.id)
+                try:
+                    _mount(layer.path if layer.is_complete else shown, target, manifest.layer)
+                except BaseException:
+                    self._server.hide(manifest.id)
+                    target.rmdir()
+                    raise
+            return target
+
+    def adopt(self, manifest_of: Callable[[str], LayerManifest]) -> tuple[str, ...]:
+        """Serve the layers that a former server mounted and return their manifests' names. Called once, at the start.
+
+        A layer whose manifest cannot be had stays mounted and fails its reads, since sandboxes use it; it is left out.
+
+        Args:
+            manifest_of: returns a manifest by its name, or raises `DsecError`.
+        """
+        adopted = []
+        with self._lock:
+            for manifest_id, device in self._devices().items():
+                try:
+                    shown = self._server.show(manifest_of(manifest_id))
+                except DsecError:
+                    continue
+                layer = self._server.layer(manifest_id)
+                loop.change_file(device, layer.path if layer.is_complete else shown)
+                adopted.append(manifest_id)
+        self._server.sweep()
+        return tuple(adopted)
+
+    def unmount(self, manifest_id: str) -> bool:
+        """Unmount a layer; return False when a process holds something of it open."""
+        with self._lock:
+            target = self._root / manifest_id
+            try:
+                mounts.unmount(target)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                return False
+            target.rmdir()
+            self._server.hide(manifest_id)
+            return True
+
+    def mounted(self) -> frozenset[str]:
+        """Return the names of the manifests whose layers are mounted now."""
+        return frozenset(self._devices())
+
+    def _devices(self) -> dict[str, str]:
+        root = os.path.realpath(self._root)
+        return {
+            entry.target.rpartition("/")[2]: entry.source
+            for entry in mounts.mounts_under(root)
+            if entry.target != root and entry.kind == "erofs"
+        }
+
+    def _use_local_file(self, manifest_id: str) -> None:
+        with self._lock:
+            device = self._devices().get(manifest_id)
+            if device is not None:
+                loop.change_file(device, self._server.layer(manifest_id).path)
+
+
+def _mount(file: Path, target: Path, layer: str) -> None:
+    with loop.attached_read_only(file) as device:
+        try:
+            mounts.mount(device, target, "erofs", _FLAGS)
+        except OSError as error:
+            if error.errno not in _DAMAGED:
+                raise
+            raise StateCorruptedError(
+                f"layer {layer} is not a sound EROFS file",
+                detail=error.strerror or "",
+                resolution="convert the image again: its chunks are what its manifest says, and that is no file system",
+            ) from error

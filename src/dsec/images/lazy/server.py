@@ -1,0 +1,215 @@
+"""Serve layers of the cache to the kernel: as files of a FUSE directory, which loop devices read.
+
+What is here is read by the threads that take requests; what is missing is fetched in an event loop of the server's own.
+A read that cannot be had within its deadline is answered with EIO, which is that read's alone: the next tries again.
+
+Why a file system on a loop device on a FUSE file: see docs/images-lazy.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from dsec.base.errors import DsecError, StoreUnavailableError
+from dsec.images.lazy.cache import LayerCache
+from dsec.images.lazy.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.fetching import Fetcher, LayerEvent, LayerEventKind, layer_event, open_fetcher
+from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.source import ChunkSource
+from dsec.images.staging import remove_tree
+from dsec.linux.fuse import FuseSession, ReadOnlyFiles, ReadRequest
+
+
+def _to_nobody(told: object) -> None:
+    """Pass over what is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerServerOptions:
+    """How a server behaves.
+
+    Attributes:
+        read_timeout_s: deadline of one read; after it, EIO.
+        source_timeout_s: for each question to a source; several fit into a read's deadline.
+        flush_interval_s: how long what was fetched may be unrecorded: that much is fetched again after a crash.
+        on_event: told of everything that went wrong, from any thread.
+    """
+
+    read_timeout_s: float = 60.0
+    source_timeout_s: float = 20.0
+    flush_interval_s: float = 2.0
+    on_event: Callable[[LayerEvent], None] = field(default=_to_nobody)
+
+
+class LayerServer:
+    """Serves the layers of one cache. Needs root.
+
+    Args:
+        cache: the layers; the caller closes it after the server.
+        directory: where it mounts, in a directory of its own; what a killed server left there is unmounted.
+        sources: of chunks, asked one after the other.
+        options: how it behaves.
+    """
+
+    def __init__(
+        self,
+        cache: LayerCache,
+        directory: Path,
+        sources: Sequence[ChunkSource],
+        options: LayerServerOptions = LayerServerOptions(),
+    ) -> None:
+        self.cache = cache
+        self._options = options
+        self._layers: dict[str, CachedLayer] = {}
+        self._complete: set[str] = set()
+        self.on_complete: Callable[[str], None] = _to_nobody
+        """Called once with the name of a manifest when all of its layer is here, from a thread of the server's."""
+        self._stopping = threading.Event()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Nothing but mount points stands there; those of the dead cannot even be asked what they are.
+        self._left_over = list(directory.iterdir())
+        self._target = directory / secrets.token_hex(8)
+        self._target.mkdir(mode=0o700)
+        with ExitStack() as stack:
+            self._portal: BlockingPortal = stack.enter_context(start_blocking_portal())
+            opening = open_fetcher(cache, sources, timeout_s=options.source_timeout_s, on_event=options.on_event)
+            self._fetcher: Fetcher = stack.enter_context(self._portal.wrap_async_context_manager(opening))
+            files = ReadOnlyFiles(size_of=self._size_of, read=self._read)
+            # Twice the deadline, after which the kernel ends a server that does not even say no.
+            self._session = FuseSession(self._target, files, request_timeout_s=math.ceil(2 * options.read_timeout_s))
+            stack.callback(self._session.close)
+            self._session.start()
+            self._stack = stack.pop_all()
+        self._flusher = threading.Thread(target=self._flush_now_and_then, name="layer-flush", daemon=True)
+        self._flusher.start()
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Content bytes that came from sources since this server began."""
+        return self._fetcher.fetched_bytes
+
+    def show(self, manifest: LayerManifest) -> Path:
+        """Show a layer as a file, with its metadata here, and return the file. Holds it until `hide`. Idempotent.
+
+        Raises:
+            DsecError: the metadata cannot be had; nothing is held then.
+        """
+        layer = self._layers.get(manifest.id)
+        if layer is None:
+            layer = self.cache.hold(manifest)
+            try:
+                self._portal.call(self._fetcher.bring, layer, [METADATA])
+            except DsecError:
+                self.cache.release(layer)
+                raise
+            self._layers[manifest.id] = layer
+        return self._target / manifest.id
+
+    def hide(self, manifest_id: str) -> None:
+        """Show a layer no more; it may leave the cache. Idempotent."""
+        layer = self._layers.pop(manifest_id, None)
+        self._complete.discard(manifest_id)
+        if layer is not None:
+            self.cache.release(layer)
+
+    def layer(self, manifest_id: str) -> CachedLayer:
+        """Return a layer that is shown."""
+        return self._layers[manifest_id]
+
+    def bring(self, manifest_id: str, positions: Sequence[int]) -> None:
+        """Fetch chunks of a layer that is shown, before anybody reads them. Raises as `show`."""
+        self._portal.call(self._fetcher.bring, self._layers[manifest_id], positions)
+
+    def sweep(self) -> None:
+        """Unmount what killed servers left. Called once nothing reads their files any more."""
+        for path in self._left_over:
+            remove_tree(path)
+        self._left_over = []
+
+    def close(self) -> None:
+        """End: files that are still read fail from now on. What was fetched is recorded. Idempotent."""
+        self._stopping.set()
+        self._stack.close()
+        self._flusher.join()
+        for manifest_id in list(self._layers):
+            self.hide(manifest_id)
+        if self._target.exists():
+            self._target.rmdir()
+
+    def _size_of(self, name: str) -> int | None:
+        layer = self._layers.get(name)
+        return None if layer is None else layer.manifest.size_bytes
+
+    def _read(self, request: ReadRequest) -> None:
+        layer = self._layers.get(request.name)
+        if layer is None:
+            request.fail(errno.EIO)
+        elif layer.missing(request.start, request.length):
+            self._portal.start_task_soon(self._fetch_and_answer, layer, request)
+        else:
+            self._answer(layer, request)
+
+    def _answer(self, layer: CachedLayer, request: ReadRequest) -> None:
+        try:
+            data = layer.read(request.start, request.length)
+        except OSError as error:
+            self._refuse(layer, request, StoreUnavailableError(f"{layer.path}: {error.strerror}"))
+            return
+        if len(data) == request.length:
+            request.answer(data)
+        else:
+            self._refuse(layer, request, StoreUnavailableError(f"{layer.path} became shorter"))
+
+    async def _fetch_and_answer(self, layer: CachedLayer, request: ReadRequest) -> None:
+        try:
+            with anyio.fail_after(self._options.read_timeout_s):
+                data = await self._fetcher.read(layer, request.start, request.length)
+        except (DsecError, OSError) as error:
+            self._refuse(layer, request, _as_ours(error, self._options.read_timeout_s))
+        except BaseException:
+            request.fail(errno.EIO)  # The server ends: nobody waits for us in vain.
+            raise
+        else:
+            request.answer(data)
+
+    def _refuse(self, layer: CachedLayer, request: ReadRequest, error: DsecError) -> None:
+        self._options.on_event(
+            layer_event(layer, LayerEventKind.READ_FAILED, start=request.start, length=request.length, error=error)
+        )
+        request.fail(errno.EIO)
+
+    def _flush_now_and_then(self) -> None:
+        while not self._stopping.wait(self._options.flush_interval_s):
+            self.flush()
+
+    def flush(self) -> None:
+        """Record what was fetched, and call `on_complete` for layers that are complete by it."""
+        try:
+            self.cache.flush()
+        except OSError:
+            return  # It is not recorded, and fetched again when it is read.
+        for manifest_id, layer in list(self._layers.items()):
+            if layer.is_complete and manifest_id not in self._complete:
+                self._complete.add(manifest_id)
+                self._options.on_event(layer_event(layer, LayerEventKind.COMPLETE, length=layer.manifest.size_bytes))
+                self.on_complete(manifest_id)
+
+
+def _as_ours(error: DsecError | OSError, timeout_s: float) -> DsecError:
+    if isinstance(error, DsecError):
+        return error
+    if isinstance(error, TimeoutError):
+        return StoreUnavailableError(
+            f"no source gave the chunk within {timeout_s:g} s", resolution="look at the sources, and at the network"
+        )
+    return StoreUnavailableError(f"the layer cache failed: {error}", resolution="look at the disk of the cache")
