@@ -100,6 +100,7 @@ class AnswerAssembly:
         self._cut = ""
         self._model = ""
         self._usage = _Usage()
+        self._has_begun = False
         self.is_over = False
 
     def feed(self, data: bytes) -> None:
@@ -146,6 +147,8 @@ class AnswerAssembly:
         """
         if not self._finish and not self._cut:
             raise _broken("it broke off in the middle")
+        if not self._has_begun:
+            raise _broken(f"nothing of it came: {self._cut or 'it has no choices'}")
         if self._finish == "length":
             self._cut = self._cut or "it reached the limit of an answer's length"
         usage = self._usage
@@ -185,6 +188,7 @@ class AnswerAssembly:
         self._model = chunk.model or self._model
         self._usage = chunk.usage or self._usage
         for choice in (chunk.choices or [])[:1]:
+            self._has_begun = True
             said = choice.delta or choice.message
             if said is not None:
                 self._take(said)
