@@ -15,6 +15,8 @@ from dsec.cli.connection import node_argv, open_service, start_node
 from dsec.cli.context import Options
 from dsec.cli.serving import holder
 from dsec.node.lock import hold_state
+from dsec.node.running_settings import keep_settings
+from dsec.node.settings import NodeSettings
 from dsec.sdk import background
 from dsec.sdk.background import is_held
 
@@ -115,3 +117,16 @@ def test_a_state_directory_is_held_while_its_lock_is(tmp_path: Path) -> None:
 def test_a_program_that_embeds_its_node_is_not_ended_by_down(tmp_path: Path) -> None:
     with hold_state(tmp_path), pytest.raises(InvalidStateError, match=f"process {os.getpid()} has the node"):
         holder(tmp_path)
+
+
+async def test_settings_that_a_running_node_does_not_go_by_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_settings(NodeSettings(default_pids=7), tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "node.sock"))
+        server.listen()
+        async with open_service(Options(state_dir_option=tmp_path, overrides=("default_pids=8", "runtime=crun"))):
+            said = capsys.readouterr().err
+    assert "default_pids is 7 there, not 8" in said
+    assert said.count("warning") == 1

@@ -74,9 +74,7 @@ def _tell_unheeded(loaded: Loaded) -> None:
     """Say which settings somebody gave us that the node which runs already does not go by."""
     given = [name for name, origin in loaded.origins.items() if origin != "default"]
     for difference in unheeded(loaded.settings, given, loaded.state_dir):
-        note(
-            f"warning: a node runs already, and its settings count: {difference} (`dsec down` ends it; sandboxes stay)"
-        )
+        note(f"warning: a node runs already, whose settings count: {difference} (`dsec down` ends it; sandboxes stay)")
 
 
 async def start_node(options: Options, state_dir: Path) -> None:
