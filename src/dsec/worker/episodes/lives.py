@@ -7,6 +7,7 @@ when it has to stand still: see `dsec.worker.episodes.gate`.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import anyio
@@ -113,7 +114,9 @@ class Life:
         began = LifeBegan(worker=self._parts.worker_id, at_s=self._parts.clock.wall_s(), model=model)
         await self._holding.log.note(began)
         environment = self._parts.environments(self._context)
-        async with environment:
+        async with AsyncExitStack() as stack:
+            async with self._parts.sandboxes:
+                await stack.enter_async_context(environment)
             self._environment = environment
             self._loop = self._make_loop(environment, await self._current_policy())
             return await self._run_in_time(self._loop)
@@ -196,7 +199,8 @@ class Life:
         try:
             await self._gate.hold()
             if self._environment is not None:
-                await self._environment.pause(keep_memory=keep_memory)
+                async with self._parts.sandboxes:
+                    await self._environment.pause(keep_memory=keep_memory)
                 self._parts.tasks.start_soon(self._stay_paused, self._environment, keep_memory, self._pauses)
         except BaseException:
             self._gate.release()
@@ -223,7 +227,8 @@ class Life:
         """
         async with self._pausing:
             if self._environment is not None:
-                await self._environment.resume()
+                async with self._parts.sandboxes:
+                    await self._environment.resume()
             self._stopwatch.release()
             self._gate.release()
 
