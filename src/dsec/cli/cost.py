@@ -12,7 +12,6 @@ from dsec.cli.lazy import HELP_OPTIONS
 from dsec.cli.parameters import duration, json_option, size
 
 if TYPE_CHECKING:
-    from dsec.routing.price_table import PriceTable
     from dsec.worker.ledger_reading import RecordedRun
     from dsec.worker.ledger_report import CostReport
 
@@ -48,10 +47,11 @@ def cost(
     """
     from dsec.cli.cost_output import print_cost
     from dsec.cli.output import note, print_json
+    from dsec.cli.prices import read_price_table
     from dsec.worker.ledger_pricing import price_run, price_source
     from dsec.worker.ledger_report import By, cost_report
 
-    table = _price_table(prices)
+    table = read_price_table(prices)
     run = _read(options, runs, worker, memory, deadline)
     report = cost_report(
         price_run(run, table), run=run.name, prices=price_source(table), by=By(by), problems=run.problems
@@ -79,22 +79,6 @@ def _read(
         return run_episodes(options, lambda episodes: read_remote_runs(episodes, runs, deadline_s=deadline))
     place = Path(worker) if worker is not None and not is_url else worker_state_dir(options.state_dir)
     return read_runs(runs, worker=place, memory_bytes=memory, deadline_s=deadline)
-
-
-def _price_table(name: str | None) -> PriceTable | None:
-    """Return the table that was asked for: a file, or one that comes with the package."""
-    from dsec.base.errors import InvalidRequestError
-    from dsec.routing.price_table import parse_prices, shipped_prices
-
-    if name is None:
-        return None
-    path = Path(name)
-    if not path.exists() and path.name == name and not path.suffix:
-        return shipped_prices(name)
-    try:
-        return parse_prices(path.name, path.read_text(encoding="utf8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"the price table {name} cannot be read", detail=str(error)) from error
 
 
 def _draw(path: Path, report: CostReport) -> None:

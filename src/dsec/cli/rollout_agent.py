@@ -32,6 +32,7 @@ _OPTIONS = (
     click.option("--price-input", type=_PRICE, metavar="USD", help="Of a million input tokens.  [not known]"),
     click.option("--price-cached", type=_PRICE, metavar="USD", help="Of those that were cached.  [as input]"),
     click.option("--price-output", type=_PRICE, metavar="USD", help="Of a million output tokens.  [not known]"),
+    click.option("--prices", metavar="FILE", help="Price table for models without these: a file, or `chapter`."),
     click.option("--cost-limit", type=_PRICE, metavar="USD", help="What the models of one attempt may cost.  [none]"),
     click.option(
         "--environment",
@@ -64,6 +65,7 @@ class AgentOptions:
     price_input: float | None
     price_cached: float | None
     price_output: float | None
+    prices: str | None
     cost_limit: float | None
     environment: str
     durability: str
@@ -84,9 +86,12 @@ async def episode_options(given: AgentOptions) -> EpisodeOptions:
         InvalidRequestError: an option contradicts another, or the key is not where it was said to be.
         BackendFailedError: an endpoint cannot be asked for its models.
     """
+    from dsec.cli.prices import read_price_table
     from dsec.episode.spec import EnvironmentMode
+    from dsec.worker.ledger_pricing import priced_endpoint
     from dsec.worker.policies.episodes import EpisodeOptions
 
+    table = read_price_table(given.prices)
     stronger = [await _endpoint(given, *_split(url), priced=False) for url in given.stronger]
     model = None
     if given.model is not None:
@@ -95,8 +100,8 @@ async def episode_options(given: AgentOptions) -> EpisodeOptions:
     elif stronger:
         raise InvalidRequestError("--stronger stands without --model", resolution="give the first model, too")
     return EpisodeOptions(
-        model=model,
-        stronger=tuple(stronger),
+        model=priced_endpoint(model, table) if model is not None else None,
+        stronger=tuple(priced_endpoint(one, table) for one in stronger),
         mode=EnvironmentMode(given.environment),
         durability=read_durability(given.durability),
         cost_usd=given.cost_limit,

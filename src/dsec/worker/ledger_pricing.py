@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from dsec.base.errors import NotFoundError
 from dsec.costs.token_prices import TokenPrices
 from dsec.episode.endpoint import ModelEndpoint
@@ -40,6 +42,19 @@ def prices_for(one: Recorded, table: PriceTable | None) -> Prices:
         models=models,
         memory_usd_per_gib_s=environment.memory_usd_per_gib_s,
         cpu_usd_per_s=environment.cpu_usd_per_s,
+    )
+
+
+def priced_endpoint(endpoint: ModelEndpoint, table: PriceTable | None) -> ModelEndpoint:
+    """Return a model with the prices that a table has of it, where it says none itself."""
+    found = _table_prices(endpoint.name, table)
+    if found is None or endpoint_prices(endpoint) is not None:
+        return endpoint
+    return replace(
+        endpoint,
+        input_usd=found.input_usd_per_mtoken,
+        cached_usd=found.cache_read_usd_per_mtoken,
+        output_usd=found.output_usd_per_mtoken,
     )
 
 
