@@ -62,7 +62,7 @@ def price_source(table: PriceTable | None) -> str:
     """Return where prices come from, for people."""
     if table is None:
         return "what the specs of episodes say"
-    return f"{table.name} of {table.recorded_on:%Y-%m-%d} ({table.source}); else what the specs of episodes say"
+    return f"the table {table.name!r} of {table.recorded_on:%Y-%m-%d}, and else what the specs of episodes say"
 
 
 def _table_prices(name: str, table: PriceTable | None) -> TokenPrices | None:

@@ -13,7 +13,7 @@ from dsec.episode.prices import CostKind, CostLine
 from dsec.worker.ledger_report import CostReport, CostRow
 
 MOST_ROWS = 30
-_WIDTH, _LEFT, _RIGHT, _TOP, _BAR, _STEP, _LEGEND = 960, 230, 150, 64, 18, 26, 20
+_WIDTH, _LEFT, _RIGHT, _TOP, _BAR, _STEP, _LEGEND = 960, 230, 150, 78, 18, 26, 20
 _BAR_WIDTH = _WIDTH - _LEFT - _RIGHT
 _COLOURS = {
     "input": "#1f6fb4",
@@ -46,29 +46,39 @@ def paid_for(line: CostLine) -> str:
 
 def money_svg(report: CostReport) -> str:
     """Return the picture of a report; of many rows, the dearest."""
-    rows = [row for row in (report.total, report.passed, report.lost) if row is not None]
-    shown = [*rows, *report.rows[:MOST_ROWS]]
-    left_out = report.rows[MOST_ROWS:]
-    scale = max((row.usd or 0.0 for row in shown), default=0.0)
-    used = [
-        what for what in _COLOURS if any(paid_for(line) == what and line.usd for row in shown for line in row.lines)
-    ]
-    top = _TOP + _LEGEND * (1 + (len(used) - 1) // 4)
-    height = top + _STEP * (len(shown) + 1) + 40
+    sums = [row for row in (report.total, report.passed, report.lost) if row is not None]
+    rows = report.rows[:MOST_ROWS]
+    paid = {paid_for(line) for row in (*sums, *rows) for line in row.lines if line.usd}
+    used = [what for what in _COLOURS if what in paid]
+    top = _TOP + _LEGEND * (1 + max(0, len(used) - 1) // 4)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" width="{_WIDTH}">',
-        f"<style>{_STYLE}</style>",
         f'<text class="title" x="12" y="26">Where the money went: {escape(_short(report.run, 70))}</text>',
-        f'<text class="faint" x="12" y="46">prices: {escape(report.prices)}; by {report.by.value}</text>',
+        f'<text class="faint" x="12" y="48">{escape(_headline(report.total))}</text>',
         *_legend(used),
+        *_bars(sums, top, used),
     ]
-    for place, row in enumerate(shown):
-        y = top + _STEP * place + (_STEP // 2 if place >= len(rows) else 0)
-        parts += _bar(row, y, scale, used)
-    if left_out:
-        y = top + _STEP * (len(shown) + 1)
-        parts.append(f'<text class="faint" x="12" y="{y + 12}">and {len(left_out)} more</text>')
-    return "\n".join([*parts, "</svg>\n"])
+    below = top + _STEP * len(sums) + 2 * _LEGEND
+    left_out = len(report.rows) - len(rows)
+    more = f"; {left_out} more are not shown" if left_out else ""
+    parts.append(f'<text class="faint" x="12" y="{below - 8}">by {report.by.value}, on a scale of its own{more}</text>')
+    parts += _bars(rows, below, used)
+    height = below + _STEP * len(rows) + _LEGEND
+    parts.append(f'<text class="faint" x="12" y="{height}">{escape(_short("prices: " + report.prices, 130))}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height + 12}" role="img" width="{_WIDTH}">'
+    return "\n".join([head, f"<style>{_STYLE}</style>", *parts, "</svg>\n"])
+
+
+def _headline(total: CostRow) -> str:
+    """Return the costs of a task, in words."""
+    costs = (("was submitted", total.submitted_usd), ("passed", total.passed_usd), ("passed in time", total.timely_usd))
+    known = [f"${usd:.4f} for one that {what}" for what, usd in costs if usd is not None]
+    least = "" if total.is_whole else "at least "
+    return f"{total.tasks} tasks, {total.attempts} attempts" + (f": {least}{', '.join(known)}" if known else "")
+
+
+def _bars(rows: Sequence[CostRow], top: int, used: Sequence[str]) -> list[str]:
+    scale = max((row.usd or 0.0 for row in rows), default=0.0)
+    return [part for place, row in enumerate(rows) for part in _bar(row, top + _STEP * place, scale, used)]
 
 
 def _legend(used: Sequence[str]) -> list[str]:
