@@ -264,6 +264,7 @@ async def test_children_are_dealt_out_to_the_emptiest(fleet: Fleet, here: Node) 
     children = await here.state.fork(parent, ForkRequest(count=6, spread=True))
     assert [child.node for child in children].count(HERE) in (1, 2)
     assert {child.node for child in children} == {HERE, THERE, YONDER}
+    assert {child.stays_because for child in children} == {""}
     for child in children:
         node = fleet.nodes[child.node]
         assert (await node.inspect(child.sandbox_id)).parent == parent
@@ -278,6 +279,7 @@ async def test_a_child_that_no_peer_takes_stays(fleet: Fleet, here: Node) -> Non
     fleet.hosts[THERE].host.memory_bytes = 0
     children = await here.state.fork(parent, ForkRequest(count=3, spread=True))
     assert {child.node for child in children} == {HERE}
+    assert all("no peer takes" in child.stays_because and THERE in child.stays_because for child in children)
     assert await ids(here) == {parent, *(child.sandbox_id for child in children)}
 
 
@@ -294,6 +296,7 @@ async def test_a_full_peer_is_found_out_when_it_refuses(fleet: Fleet, here: Node
     await fleet.stop(YONDER)
     children = await here.state.fork(parent, ForkRequest(count=4, spread=True))
     assert {child.node for child in children} == {HERE}
+    assert any(child.stays_because for child in children)
     assert await ids(fleet.nodes[THERE]) == set()
 
 
@@ -301,7 +304,19 @@ async def test_a_node_without_peers_keeps_all_children() -> None:
     async with fleet_of(HERE) as alone:
         (parent,) = await make(alone.nodes[HERE], 1)
         children = await alone.nodes[HERE].state.fork(parent, ForkRequest(count=2, spread=True))
-        assert {child.node for child in children} == {HERE}
+        assert {(child.node, child.stays_because) for child in children} == {(HERE, f"the node {HERE} has no peers")}
+
+
+async def test_a_drain_without_peers_is_refused_where_there_is_something_to_move() -> None:
+    async with fleet_of(HERE) as alone:
+        node = alone.nodes[HERE]
+        await make(node, 1)
+        with pytest.raises(InvalidRequestError, match="has no peers"):
+            await drain(node)
+        await node.create(SandboxSpec())
+        for info in await node.list():
+            await node.remove(info.sandbox_id)
+        assert (await drain(node))[1].moved == {}
 
 
 async def test_a_spread_fork_asked_for_again_makes_no_more_and_says_where_they_are(fleet: Fleet, here: Node) -> None:

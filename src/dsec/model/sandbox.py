@@ -175,6 +175,7 @@ class SandboxInfo(Value, frozen=True):
         parent: the sandbox it was forked from; empty: none.
         snapshot: the snapshot it was restored from; empty: none.
         paused_s: how long it was paused, all in all.
+        stays_because: in the answer to a fork that was to be spread: why this child is not on a peer.
     """
 
     sandbox_id: str
@@ -189,6 +190,7 @@ class SandboxInfo(Value, frozen=True):
     parent: str = ""
     snapshot: str = ""
     paused_s: float = 0.0
+    stays_because: str = ""
 
 
 class SandboxStats(Value, frozen=True):

@@ -125,9 +125,10 @@ def fork(
     )
     children = options.run(lambda service: state_of(service).fork(sandbox_id, request))
     if spread:
-        # On one node they may well be: no peer may have room, the image's layers, or be there at all.
         dealt = Counter(child.node for child in children)
         note(", ".join(f"{number} on {node}" for node, number in sorted(dealt.items())))
+        for why, number in Counter(child.stays_because for child in children if child.stays_because).items():
+            note(f"{number} not on a peer: {printable(why)}")
     if as_json:
         print_json(list(children))
     else:

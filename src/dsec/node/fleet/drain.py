@@ -75,7 +75,15 @@ class Drain:
 
     async def _peers(self, request: DrainRequest) -> list[Peer]:
         if not request.to:
-            return others(self._core)
+            peers = others(self._core)
+            here = self._core.registry.select(SandboxFilter())
+            if not peers and any(sandbox.state not in _OVER for sandbox in here):
+                raise InvalidRequestError(
+                    f"the node {self._core.parts.node_id} has no peers that could take its {len(here)} sandboxes",
+                    detail="nothing was changed: it goes on taking sandboxes",
+                    resolution="name peers in its setting `peers`; `dsec down --destroy` ends all of its sandboxes",
+                )
+            return peers
         found = {(peer := await self._core.parts.peers.find(name)).node: peer for name in dict.fromkeys(request.to)}
         if self._core.parts.node_id in found:
             raise InvalidRequestError("a node cannot be emptied into itself", resolution="name other nodes")
