@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -132,31 +134,73 @@ async def test_episodes_are_collected_as_they_end_and_never_twice(memory: Memory
     assert [info async for info in collect(memory, "another")] == []
 
 
-@pytest.mark.anyio
-async def test_a_worker_of_this_host_is_started_when_none_answers_and_again_when_it_is_lost(
-    memory: MemoryEpisodes, state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("DSEC_WORKER_URL", raising=False)
-    monkeypatch.delenv("DSEC_WORKER_STATE_DIR", raising=False)
-    serving = None
-    started: list[list[str]] = []
+class Starter:
+    """Serves episodes, in a loop of its own, where a worker of this host is to be started."""
 
-    async def start(argv: list[str], worker_dir: Path, server: object) -> None:
-        nonlocal serving
-        started.append(argv)
+    def __init__(self, memory: MemoryEpisodes, portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._memory = memory
+        self._portal = portal
+        self._serving = ExitStack()
+        self.started: list[list[str]] = []
+        monkeypatch.delenv("DSEC_WORKER_URL", raising=False)
+        monkeypatch.delenv("DSEC_WORKER_STATE_DIR", raising=False)
+        monkeypatch.setattr(workers, "start_background", self.start)
+
+    async def start(self, argv: list[str], worker_dir: Path, server: object) -> None:
+        self.started.append(argv)
         worker_dir.mkdir(exist_ok=True)
-        serving = serve_episodes(memory, socket_path=worker_dir / "worker.sock")
-        await serving.__aenter__()
+        serving = serve_episodes(self._memory, socket_path=worker_dir / "worker.sock")
+        opened = self._portal.wrap_async_context_manager(serving)
+        await anyio.to_thread.run_sync(self._serving.enter_context, opened)
 
-    monkeypatch.setattr(workers, "start_background", start)
+    async def end(self) -> None:
+        await anyio.to_thread.run_sync(self._serving.close)
+
+    async def end_episode(self) -> None:
+        await anyio.to_thread.run_sync(self._portal.call, self._memory.tell, "ep-one", EpisodeEnded())
+
+
+@pytest.fixture
+def starter(memory: MemoryEpisodes, portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch) -> Starter:
+    return Starter(memory, portal, monkeypatch)
+
+
+@pytest.mark.anyio
+async def test_a_worker_of_this_host_is_started_when_none_answers_and_once_when_many_miss_it(
+    starter: Starter, state_dir: Path
+) -> None:
     async with AsyncEpisodes(state_dir=state_dir) as episodes:
         await episodes.start(spec(1), episode_id="ep-one")
-        assert serving is not None
-        await serving.__aexit__(None, None, None)
-        assert (await episodes.get("ep-one")).task == "t1"
-    assert len(started) == 2
-    assert started[0][-5:] == ["up", "--state-dir", str(state_dir / "worker"), "--exit-when-idle", "600"]
-    await serving.__aexit__(None, None, None)
+        await starter.end()
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(episodes.get, "ep-one")
+    assert len(starter.started) == 2
+    assert starter.started[0][-5:] == ["up", "--state-dir", str(state_dir / "worker"), "--exit-when-idle", "600"]
+    await starter.end()
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_was_told_to_end_is_waited_for_and_not_started_by_who_follows(
+    starter: Starter, state_dir: Path
+) -> None:
+    async with AsyncEpisodes(state_dir=state_dir) as episodes:
+        await episodes.start(spec(1), episode_id="ep-one")
+        events = episodes.events("ep-one")
+        await anext(events)
+        await starter.end()
+        async with anyio.create_task_group() as group:
+
+            async def start_by_hand() -> None:
+                await anyio.sleep(0.2)
+                assert len(starter.started) == 1
+                await starter.start([], state_dir / "worker", None)
+                await starter.end_episode()
+
+            group.start_soon(start_by_hand)
+            assert [event.sequence async for event in events] == [2]
+    assert len(starter.started) == 2
+    await starter.end()
 
 
 def committed(number: int) -> RoundCommitted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dsec.base.errors import PlatformError
 from dsec.cli.context import Options, pass_options
 from dsec.cli.episode_parameters import episode_argument
 from dsec.cli.episode_picture import lines_of
@@ -43,6 +44,6 @@ def watch(
 
     try:
         run_episodes(options, follow)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PlatformError):
         note(f"the episode goes on; go on watching with: dsec episode watch {episode_id} --from {offset}")
         raise

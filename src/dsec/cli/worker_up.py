@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import click
@@ -24,14 +24,14 @@ from dsec.cli.serving import wait_end
 from dsec.cli.token import obtain_token
 from dsec.cli.watched import Watched
 from dsec.cli.worker import directory_of, worker_dir_option
-from dsec.episode.spec import EpisodeFilter, EpisodeState
+from dsec.episode.spec import EpisodeEvent, EpisodeFilter, EpisodeState
 from dsec.sdk.background import NODE, WORKER
 from dsec.sdk.connect import answers
 from dsec.sdk.state import state_of
+from dsec.service.episodes import EpisodeService
 
 if TYPE_CHECKING:
     from dsec.api.server import Serving, TcpAddress
-    from dsec.service.episodes import EpisodeService
     from dsec.service.port import SandboxService
     from dsec.worker.episodes.worker import EpisodeWorker
 
@@ -149,14 +149,36 @@ async def _serve(
 ) -> AsyncIterator[tuple[Serving, Watched[EpisodeService]]]:
     from dsec.api.episode_server import serve_episodes
 
-    watched: Watched[EpisodeService] = Watched(worker, SystemClock(), _goes_on)
+    followed = _Followed(worker)
+    watched: Watched[EpisodeService] = Watched(cast(EpisodeService, followed), SystemClock(), followed.is_needed)
     tcp = None if address is None else _tcp(directory, address)
     async with serve_episodes(watched.service, tcp=tcp, socket_path=directory / WORKER.socket) as serving:
         yield serving, watched
 
 
-async def _goes_on(episodes: EpisodeService) -> bool:
-    return bool(await episodes.list(_BUSY))
+class _Followed:
+    """A worker that knows whether anybody follows one of its episodes."""
+
+    def __init__(self, worker: EpisodeWorker) -> None:
+        self._worker = worker
+        self._followers = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    @asynccontextmanager
+    async def events(
+        self, episode_id: str, from_sequence: int = 1, *, follow: bool = True
+    ) -> AsyncIterator[AsyncIterator[EpisodeEvent]]:
+        self._followers += 1
+        try:
+            async with self._worker.events(episode_id, from_sequence, follow=follow) as events:
+                yield events
+        finally:
+            self._followers -= 1
+
+    async def is_needed(self, _: EpisodeService) -> bool:
+        return self._followers > 0 or bool(await self._worker.list(_BUSY))
 
 
 def _tcp(directory: Path, address: tuple[str, int]) -> TcpAddress:

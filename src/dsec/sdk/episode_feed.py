@@ -1,8 +1,9 @@
 """Follow an episode over connections that end: none of its events is missed, and none is told twice.
 
 A worker's stream of events says that it is alive where nothing happens. One that is silent longer, is cut, or ends with
-the word that its server goes away is opened again from the event after the last that was heard. It ends well only where
-the worker ends it. A gap in the sequences is an error, unless what comes after it is a saved state, behind which the
+the word that its server goes away is opened again from the event after the last that was heard. A worker that said so
+was ended by somebody: it is waited for, and not started again from here. The stream ends well only where the worker
+ends it. A gap in the sequences is an error, unless what comes after it is a saved state, behind which the
 worker has dropped the beginning.
 """
 
@@ -48,7 +49,7 @@ class EpisodeFeed(AsyncIterator[EpisodeEvent]):
         follow: go on until the episode has ended.
         patience_s: how long the worker may be away once it was there.
         silence_s: see `SILENCE_S`.
-        revive: called when the worker was lost, before it is asked again.
+        revive: called when the worker was lost without a word, before it is asked again.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class EpisodeFeed(AsyncIterator[EpisodeEvent]):
         self._revive = revive
         self._perseverance = Perseverance(patience_s)
         self._stream: _Stream | None = None
+        self._said_goodbye = False
         self._ended = False
 
     async def open(self) -> None:
@@ -90,17 +92,22 @@ class EpisodeFeed(AsyncIterator[EpisodeEvent]):
             try:
                 event = await self._next()
             except _LOST as error:
-                await self.aclose()
-                await self._perseverance.wait(error)
-                if self._revive is not None:
-                    await self._revive()
+                await self._lost(error)
                 continue
             self._perseverance.renew()
+            self._said_goodbye = False
             if event is None:
                 self._ended = True
             elif isinstance(event, episode_wire.LoggedEvent):
                 return self._heard(event)
         raise StopAsyncIteration
+
+    async def _lost(self, error: NodeUnavailableError | DeadlineExceededError) -> None:
+        self._said_goodbye |= self._stream is not None and self._stream.said_goodbye
+        await self.aclose()
+        await self._perseverance.wait(error)
+        if self._revive is not None and not self._said_goodbye:
+            await self._revive()
 
     async def _next(self) -> episode_wire.LoggedEvent | episode_wire.AliveEvent | None:
         if self._stream is None:
@@ -126,7 +133,11 @@ class EpisodeFeed(AsyncIterator[EpisodeEvent]):
 
 
 class _Stream:
-    """One open response."""
+    """One open response.
+
+    Attributes:
+        said_goodbye: its server goes away, and said so.
+    """
 
     def __init__(self, stack: AsyncExitStack, reply: StreamReply, silence_s: float) -> None:
         self._stack = stack
@@ -136,6 +147,7 @@ class _Stream:
             episode_wire.EpisodeStreamEvent, maximum_bytes=episode_wire.MAXIMUM_EVENT_BYTES
         )
         self._events: list[episode_wire.LoggedEvent | episode_wire.AliveEvent | ErrorEvent] = []
+        self.said_goodbye = False
 
     async def next(self) -> episode_wire.LoggedEvent | episode_wire.AliveEvent | None:
         """Return the next event; None: the worker has ended the stream.
@@ -152,6 +164,7 @@ class _Stream:
             self._events.reverse()
         event = self._events.pop()
         if isinstance(event, ErrorEvent):
+            self.said_goodbye = event.code == NodeUnavailableError.code
             raise wire.raise_error(event)
         return event
 

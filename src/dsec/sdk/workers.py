@@ -80,10 +80,12 @@ async def open_local_episodes(worker_dir: Path, start: Start) -> AsyncIterator[H
         NodeUnavailableError: it does not start.
     """
     socket = worker_dir / WORKER.socket
+    starting = anyio.Lock()
 
     async def revive() -> None:
-        if not await answers(socket):
-            await start()
+        async with starting:  # Hundreds may miss it at once, and one start is enough.
+            if not await answers(socket):
+                await start()
 
     await revive()
     async with _open(HttpEpisodes(Endpoint(url=f"unix:{socket}"), revive=revive)) as episodes:
