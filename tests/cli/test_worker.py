@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dsec.base.errors import InvalidRequestError, StateLockedError, UnauthorizedError
+from dsec.base.errors import InvalidRequestError, InvalidStateError, StateLockedError, UnauthorizedError
 from dsec.cli.context import Options
 from dsec.cli.main import cli
 from dsec.cli.worker_connection import background_argv
 from dsec.cli.worker_up import _address
 from dsec.testing.command_line import Dsec, serving_in_memory
 from dsec.testing.worker_process import WorkerProcess
+from dsec.worker.episodes.shelf import Shelf
 
 SPEC = {
     "task": "t",
@@ -120,6 +122,15 @@ def test_a_worker_that_cannot_start_says_why(directory: Path) -> None:
     refused = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert refused.returncode == InvalidRequestError.exit_code
     assert "ftp" in refused.stderr
+
+
+def test_a_worker_that_starts_just_now_says_nothing_yet(directory: Path) -> None:
+    with Shelf(directory).hold():
+        status = json.loads(run("worker", "status", "--state-dir", str(directory), "--json").stdout)
+        assert (status["running"], status["answers"], status["pid"]) == (True, False, os.getpid())
+        refused = run("worker", "down", "--state-dir", str(directory))
+    assert refused.exit_code == InvalidStateError.exit_code
+    assert "end that program instead" in refused.stderr
 
 
 @pytest.mark.parametrize("text", ["8621", ":8621", "host:", "host:x", "host:99999"])

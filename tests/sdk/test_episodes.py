@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -234,3 +235,33 @@ def test_a_worker_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, t
     assert (given.url, given.token) == ("http://other:1", "mine")
     assert workers.worker_state_dir(tmp_path, {}) == tmp_path / "worker"
     assert workers.worker_state_dir(tmp_path, {"DSEC_WORKER_STATE_DIR": "/elsewhere"}) == Path("/elsewhere")
+
+
+class Instant(MemoryEpisodes):
+    """Episodes that have ended when they have begun."""
+
+    async def start(self, spec: EpisodeSpec, *, episode_id: str | None = None) -> EpisodeInfo:
+        info = await super().start(spec, episode_id=episode_id)
+        if info.state is not EpisodeState.ENDED:
+            self.tell(info.episode_id, EpisodeEnded(reason="submitted"))
+        return await self.get(info.episode_id)
+
+
+def test_the_program_of_the_documentation_runs(
+    state_dir: Path, portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "episodes.md").read_text()
+    program, follow = (part.split("```")[0] for part in page.split("```python\n")[1:3])
+    worker, collected = Instant(), set[str]()
+    monkeypatch.setenv("DSEC_WORKER_URL", f"unix:{state_dir / 'worker.sock'}")
+    names = {"tasks": ["a", "b"], "score": lambda info: 1.0, "checkpoint": SimpleNamespace(collected=collected)}
+    with portal.wrap_async_context_manager(serve_episodes(worker, socket_path=state_dir / "worker.sock")):
+        exec(program, names)
+        exec(program, names)
+        assert len(collected) == 16
+        with Episodes() as episodes:
+            (first, *_) = episodes.list(job="rl-7/step-120")
+            assert first.grade is not None
+            assert first.grade.passed
+            episode_id = first.episode_id
+            exec(follow.replace('"ep-7k2m9x"', repr(episode_id)), {"episodes": episodes, "offset": 2})

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from dsec.base.errors import NodeUnavailableError
 from dsec.cli.context import Options, pass_options
 from dsec.cli.lazy import Lazy, LazyGroup
 from dsec.cli.output import note, print_fields, print_json
 from dsec.cli.parameters import json_option
 from dsec.cli.serving import end_process, holder
-from dsec.episode.spec import EpisodeInfo
 from dsec.sdk.background import WORKER, is_held
 from dsec.sdk.episodes import HttpEpisodes
 from dsec.sdk.keepalive import Endpoint
@@ -63,23 +63,29 @@ def status(options: Options, worker_dir: Path | None, as_json: bool) -> None:
     running = is_held(directory, WORKER)
     told: dict[str, object] = {"state_dir": str(directory), "running": running}
     if running:
-        infos = options.run_alone(lambda: _episodes(directory))
         told["pid"] = int((directory / WORKER.lock).read_text() or 0)
         told["socket"] = str(directory / WORKER.socket)
-        told["episodes"] = dict(Counter(info.state.value for info in infos))
-        told["unsaved_rounds"] = sum(info.unsaved.rounds for info in infos)
+        told |= options.run_alone(lambda: _answer(directory))
     if as_json:
         print_json(told)
     else:
         print_fields((name.replace("_", " "), _words(value)) for name, value in told.items())
 
 
-async def _episodes(directory: Path) -> list[EpisodeInfo]:
+async def _answer(directory: Path) -> dict[str, object]:
+    """Return what a worker says of its episodes; one that starts just now says nothing yet."""
     episodes = HttpEpisodes(Endpoint(url=f"unix:{directory / WORKER.socket}"))
     try:
-        return list(await episodes.list())
+        infos = await episodes.list()
+    except NodeUnavailableError:
+        return {"answers": False}
     finally:
         await episodes.aclose()
+    return {
+        "answers": True,
+        "episodes": dict(Counter(info.state.value for info in infos)),
+        "unsaved_rounds": sum(info.unsaved.rounds for info in infos),
+    }
 
 
 def _words(value: object) -> str:
