@@ -211,6 +211,7 @@ def test_episodes_are_listed_and_filtered(one: Episode) -> None:
     assert one.ok("ls", "--state", "stopped", "-q") == "ep-one\n"
     assert one.ok("ls", "--job", "rl", "-q") == "ep-one\n"
     assert one.ok("ls", "--task", "none", "-q") == ""
+    assert one.ok("ls", "-n", "1", "-q") == "ep-two\n"
 
 
 def test_what_is_told_to_an_episode_reaches_it(one: Episode) -> None:

@@ -19,6 +19,7 @@ _COLUMNS = ("episode", "state", "task", "job", "rounds", "tokens", "cost", "age"
 @click.option("--task", default="", metavar="TASK", help="Only those at this task.")
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only those in this state; may be repeated.")
 @pairs_option("-l", "--label", "labels", help="Only those with this metadata; may be repeated.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), help="Only so many, the newest.")
 @click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
 @json_option
 @pass_options
@@ -28,6 +29,7 @@ def ls(
     task: str,
     states: tuple[str, ...],
     labels: tuple[tuple[str, str], ...],
+    limit: int | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -35,7 +37,7 @@ def ls(
     query = EpisodeFilter(
         job=job, task=task, states=tuple(EpisodeState(state) for state in states), metadata=dict(labels)
     )
-    found = run_episodes(options, lambda episodes: episodes.list(query))
+    found = run_episodes(options, lambda episodes: episodes.list(query))[:limit]
     if as_json:
         print_json(list(found))
     elif quiet:

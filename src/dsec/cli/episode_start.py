@@ -44,7 +44,9 @@ from dsec.service.episodes import EpisodeService
 @pairs_option("-l", "--label", "labels", help="Metadata of it; may be repeated.")
 @click.option("--attempts", type=click.IntRange(min=1), default=1, show_default=True, help="So many of each.")
 @click.option("--id", "episode_id", metavar="ID", help="Its id: the same one starts it once.  [a fresh one]")
-@click.option("--at-once", type=click.IntRange(min=1), default=DEFAULT_AT_ONCE, show_default=True, help="Requests.")
+@click.option(
+    "--at-once", type=click.IntRange(min=1), default=DEFAULT_AT_ONCE, show_default=True, help="Requests under way."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
 @json_option
 @pass_options
@@ -70,9 +72,9 @@ def start(
 ) -> None:
     """Begin an episode, or a batch, and return once its beginning is saved. It goes on whoever leaves.
 
-    SPEC is a JSON, TOML or YAML file with the fields of an episode's spec, or with a list `episodes` of such (docs/
-    episodes.md has all of them); - is JSON from standard input. Without SPEC, a chat model works by tools on a task
-    that --task, --instruction and --model give.
+    SPEC is a JSON, TOML or YAML file with the fields of an episode's spec, or with a list `episodes` of such; - is JSON
+    from standard input. docs/episodes.md has all fields. Without SPEC, a chat model works by tools on a task that
+    --task, --instruction and --model give.
 
     Episodes of a job have ids made of their content: what was started already is not started again.
     """
