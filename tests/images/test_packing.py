@@ -233,6 +233,7 @@ def test_a_dry_run_says_the_same_and_makes_nothing(session: Session) -> None:
     assert [image.name for image in session.store.list()] == ["base"]
     made = session.pack()
     assert (dry.name, dry.layer) == ("", "")
+    assert (dry.kept, made.kept) == (("/srv/app", "/tmp/"), ())
     assert (dry.files, dry.removed, dry.removed_bytes) == (made.files, made.removed, made.removed_bytes)
 
 

@@ -108,6 +108,7 @@ class Packing:
         scrub: the rules.
         is_directory_below: whether the image's layers show a directory at a path.
         files, content_bytes: what is kept, the root left out.
+        named: the first paths of what is kept; directories, with a slash, where nothing is named that is in them.
         removed: paths with their rules, the uppermost of what went as a whole.
         removed_files, removed_bytes: all that was left out.
     """
@@ -116,12 +117,14 @@ class Packing:
     is_directory_below: Callable[[bytes], bool]
     files: int = 0
     content_bytes: int = 0
+    named: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     removed_files: int = 0
     removed_bytes: int = 0
     _way: list[_Directory] = field(default_factory=list)
     _first: dict[tuple[int, int], bytes] = field(default_factory=dict)
     _gone: dict[tuple[int, int], int] = field(default_factory=dict)
+    _directory_path: bytes = b""
 
     def kept(self, entries: Iterable[Found]) -> Iterator[Kept]:
         """Yield what is to be written of a layer's entries: directories before what is in them, the root first."""
@@ -132,6 +135,7 @@ class Packing:
             else:
                 yield from self._other(found)
         self._leave_all()
+        self._name_directory()
         self.removed_bytes += sum(size for inode, size in self._gone.items() if inode not in self._first)
 
     def report(self, *, name: str = "", layer: str = "") -> PackReport:
@@ -141,6 +145,7 @@ class Packing:
             layer=layer,
             files=self.files,
             content_bytes=self.content_bytes,
+            kept=() if name else tuple(self.named),
             removed=tuple(self.removed),
             removed_files=self.removed_files,
             removed_bytes=self.removed_bytes,
@@ -203,7 +208,21 @@ class Packing:
                 f"the session left more than {MAXIMUM_ENTRIES} entries", resolution="remove or scrub what is not needed"
             )
         self.content_bytes += entry.size_bytes
+        self._name_kept(entry)
         return entry, content
+
+    def _name_kept(self, entry: Entry) -> None:
+        if not _is_in(entry.path, self._directory_path):
+            self._name_directory()
+        self._directory_path = b""
+        if entry.kind is EntryKind.DIRECTORY:
+            self._directory_path = entry.path
+        elif len(self.named) < MAXIMUM_NAMED:
+            self.named.append(shown(entry.path) + (" (removed)" if entry.is_whiteout else ""))
+
+    def _name_directory(self) -> None:
+        if self._directory_path and len(self.named) < MAXIMUM_NAMED:
+            self.named.append(f"{shown(self._directory_path)}/")
 
     def _leave_out(self, found: Found, rule: str) -> None:
         self.removed_files += 1

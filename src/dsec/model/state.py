@@ -167,7 +167,7 @@ class PackRequest(Value, frozen=True):
         name: name of the image that is made: the sandbox's layers and this one on top.
         checkpoint: id or name of a checkpoint; None: the present state.
         scrub: what is left out.
-        dry_run: say what would be left out and make nothing.
+        dry_run: say what would go in and what would be left out, and make nothing.
     """
 
     name: str
@@ -184,6 +184,8 @@ class PackReport(Value, frozen=True):
         layer: digest of the new layer; empty for a dry run.
         files: entries that it holds.
         content_bytes: bytes of their content.
+        kept: of a dry run, paths that would go in, at most 1,000: files, ``... (removed)`` for what the session removed of
+            the image, and directories, with a slash, in which nothing is named.
         removed: paths that were left out, each with the rule that did it, such as ``/root/.bash_history: histories``.
         removed_files, removed_bytes: how much that is in all; `removed` names at most 1,000.
     """
@@ -192,6 +194,7 @@ class PackReport(Value, frozen=True):
     layer: str
     files: int
     content_bytes: int
+    kept: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     removed_files: int = 0
     removed_bytes: int = 0

@@ -169,7 +169,7 @@ def snapshot(
 @click.option("--remove", multiple=True, metavar="PATTERN", help="Leave this out, as in a .gitignore; repeatable.")
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Keep this whatever the rules say; repeatable.")
 @click.option("--no-default-rules", is_flag=True, help="Leave out only what --remove says.")
-@click.option("--dry-run", is_flag=True, help="Say what would be left out and make nothing.")
+@click.option("--dry-run", is_flag=True, help="Say what would go in (+) or be left out (-), and make nothing.")
 @json_option
 @pass_options
 def pack(
@@ -195,7 +195,8 @@ def pack(
     note(f"{report.files} files, {format_size(report.content_bytes)}; {report.removed_files} left out")
     for pattern in _idle(remove, report.removed):
         note(f"nothing was left out by --remove {printable(pattern)}")
-    click.echo("".join(f"{printable(line)}\n" for line in report.removed) if dry_run else f"{report.name}\n", nl=False)
+    lines = [*(f"+ {path}" for path in report.kept), *(f"- {line}" for line in report.removed)]
+    click.echo("".join(f"{printable(line)}\n" for line in lines) if dry_run else f"{report.name}\n", nl=False)
 
 
 def _idle(remove: Sequence[str], removed: Sequence[str]) -> list[str]:
