@@ -356,3 +356,12 @@ def test_a_script_uses_no_model_and_an_environment_that_was_not_measured_is_not_
     (line,) = cost_of(use, Prices()).lines
     assert (line.kind, line.usd) == (CostKind.UNMEASURED, None)
     assert use.missing == ("its environment was not measured",)
+
+
+def test_what_no_log_knows_is_said() -> None:
+    scaffold = replace(identity(), policy="scaffold")
+    use = attempt_use([EpisodeBegan(scaffold), resident(0.0, 9.0), ModelFailed(number=1, model=SONNET)])
+    assert {text.split()[0] for text in use.missing} == {"what", "it"}
+    cost = cost_of(use, CHAPTER)
+    assert not cost.is_whole
+    assert [line.name for line in cost.unpriced] == ["scaffold"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dsec.base.units import format_duration
 from dsec.cli.output import note, print_table, printable
 from dsec.episode.prices import CostKind, CostLine
+from dsec.episode.use import SCAFFOLD
 from dsec.worker.ledger_report import By, CostReport, CostRow
 
 _MOST_NOTES = 10
@@ -69,8 +70,9 @@ def _sorted(lines: Sequence[CostLine]) -> list[CostLine]:
 
 
 def _line(line: CostLine, total: CostRow) -> tuple[str, ...]:
-    is_environment = line.kind in _UNITS
-    what = f"environment {line.kind.value}" if is_environment else f"{line.name or '(unnamed)'} {line.kind.value}"
+    is_environment = line.kind in _UNITS and line.name != SCAFFOLD
+    name = "environment" if is_environment else "models of a scaffold" if line.name == SCAFFOLD else line.name
+    what = f"{name or '(unnamed)'} {line.kind.value}"
     unit = _UNITS.get(line.kind, "tokens")
     amount = f"{line.amount:,.0f} {unit}" if unit == "tokens" or line.amount >= 100 else f"{line.amount:.3g} {unit}"
     share = line.usd / total.usd if line.usd is not None and total.usd else None

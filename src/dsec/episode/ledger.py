@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dsec.episode.agent_calls import UnusableCall
+from dsec.episode.failure_kinds import is_useless
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity
 from dsec.episode.log_events import (
     EnvironmentUsed,
@@ -34,6 +34,7 @@ from dsec.episode.operations import ModelDecision, RoundRecord, TokenUsage
 from dsec.episode.tools import CommandOutput, ToolFailed
 from dsec.episode.totals import EpisodeTotals
 from dsec.episode.use import (
+    SCAFFOLD,
     AttemptUse,
     EnvironmentUse,
     ModelUse,
@@ -43,6 +44,8 @@ from dsec.episode.use import (
     sum_models,
     sum_tools,
 )
+
+UNTOLD = "it has calls that came to nothing and whose service did not say what they used"
 
 
 class AttemptLedger:
@@ -113,6 +116,10 @@ class AttemptLedger:
         missing = [*self._missing, *missing]
         if not self._environment:
             missing.append("its environment was not measured")
+        if any(_is_untold(line) for line in models):
+            missing.append(UNTOLD)
+        if identity is not None and identity.policy == SCAFFOLD:
+            missing.append("what its scaffold asked of models is in no log; a gateway's ledger may have it")
         moments = self._moments
         held_s = self._held_s + (max(0.0, max(moments) - self._held_since_s) if self._held_since_s else 0.0)
         return AttemptUse(
@@ -212,11 +219,6 @@ def attempt_use(
     return ledger.use(sequence=sequence, job=job, missing=missing)
 
 
-def is_useless(record: RoundRecord) -> bool:
-    """Say whether nothing of a round could be carried out."""
-    return all(isinstance(operation.call, UnusableCall) for operation in record.decision.operations)
-
-
 def model_name(model: ModelIdentity) -> str:
     """Return how a model is called in sums: as it was asked for, or as it named itself."""
     return model.name or model.version
@@ -243,6 +245,11 @@ def _line(model: ModelIdentity, usage: TokenUsage, purpose: Purpose, time_s: flo
         time_s=max(0.0, time_s),
         told_usd=None if usage.cost_usd is None else max(0.0, usage.cost_usd),
     )
+
+
+def _is_untold(line: ModelUse) -> bool:
+    used = line.input_tokens or line.output_tokens or line.told_usd is not None
+    return line.purpose is Purpose.FAILED and line.calls > 0 and not used
 
 
 def _from_totals(totals: EpisodeTotals) -> list[ModelUse]:

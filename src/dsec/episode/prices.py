@@ -18,7 +18,7 @@ from dsec.base.units import GIB
 from dsec.costs.token_prices import TokenPrices
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.totals import EnvironmentKind
-from dsec.episode.use import AttemptUse, EnvironmentUse, ModelUse
+from dsec.episode.use import SCAFFOLD, AttemptUse, EnvironmentUse, ModelUse
 from dsec.model.value import Value
 
 _MTOKEN = 1e6
@@ -60,7 +60,8 @@ class CostLine(Value, frozen=True, omit_defaults=True):
         kind: what is paid for.
         name: of the model, or of the way in which an environment was kept.
         purpose: what became of it: see `dsec.episode.use.Purpose`; the way itself for environments.
-        amount: tokens, GiB*s or CPU*s; seconds in which an environment stood that was not measured.
+        amount: tokens, GiB*s or CPU*s; of what was not measured seconds in which an environment stood, or a scaffold
+            ran that asks its models by itself.
         usd: None: its price is not known.
     """
 
@@ -118,6 +119,9 @@ def cost_of(use: AttemptUse, prices: Prices) -> Cost:
     if not use.environment:
         name = EnvironmentKind.RESIDENT.value
         lines.append(CostLine(kind=CostKind.UNMEASURED, name=name, purpose=name, amount=use.wall_s))
+    if use.policy == SCAFFOLD:
+        asked = CostLine(kind=CostKind.UNMEASURED, name=SCAFFOLD, purpose="decided", amount=use.tools.time_s)
+        lines.append(asked)
     return Cost(lines=tuple(lines))
 
 

@@ -14,6 +14,9 @@ from collections.abc import Iterable
 from dsec.episode.totals import EnvironmentKind
 from dsec.model.value import Value
 
+SCAFFOLD = "scaffold"
+"""The policy that asks its models by itself, so that no log knows what they used."""
+
 
 class Purpose(enum.Enum):
     """What became of what a model was paid for.

@@ -15,7 +15,7 @@ from typing import overload
 import msgspec
 
 from dsec.base.units import KIB, MIB
-from dsec.episode.agent_calls import UnusableCall
+from dsec.episode.failure_kinds import is_useless
 from dsec.episode.operations import RoundRecord
 from dsec.episode.tools import CommandOutput, FileContent, OutsideAnswer
 
@@ -77,11 +77,6 @@ class RoundWindow(Sequence[RoundRecord]):
 
 def _unpacked(packed: bytes) -> RoundRecord:
     return _DECODER.decode(zlib.decompress(packed))
-
-
-def is_useless(record: RoundRecord) -> bool:
-    """Say whether a round held nothing that could be carried out."""
-    return all(isinstance(operation.call, UnusableCall) for operation in record.decision.operations)
 
 
 def _size(record: RoundRecord) -> int:
