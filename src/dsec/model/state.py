@@ -184,8 +184,8 @@ class PackReport(Value, frozen=True):
         layer: digest of the new layer; empty for a dry run.
         files: entries that it holds.
         content_bytes: bytes of their content.
-        kept: of a dry run, paths that would go in, at most 1,000: files, ``... (removed)`` for what the session removed of
-            the image, and directories, with a slash, in which nothing is named.
+        kept: of a dry run, paths that would go in, at most 1,000: files, ``... (removed)`` for what the session removed
+            of the image, and directories, with a slash, in which nothing is named.
         removed: paths that were left out, each with the rule that did it, such as ``/root/.bash_history: histories``.
         removed_files, removed_bytes: how much that is in all; `removed` names at most 1,000.
     """
