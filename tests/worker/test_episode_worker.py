@@ -284,8 +284,8 @@ async def test_of_two_workers_over_one_store_one_drives_an_episode_and_the_other
 
 
 async def test_a_worker_that_wakes_after_its_lease_stops_without_acknowledging(place: MemoryWorker) -> None:
-    clock = ManualClock()
-    place.store, place.options["clock"] = MemoryObjectStore(), clock
+    clock, store = ManualClock(), FaultyObjectStore(MemoryObjectStore())
+    place.store, place.options["clock"] = store, clock
     go_on = anyio.Event()
 
     async def decide(turn: Turn) -> Proposal | Finished:
@@ -295,14 +295,38 @@ async def test_a_worker_that_wakes_after_its_lease_stops_without_acknowledging(p
     place.options["policies"] = Deciding(decide)
     async with place.opened() as worker:
         await worker.start(DECIDED, episode_id="ep-a")
-        await until(worker, "ep-a", is_in(RUNNING))
-        place.store = FaultyObjectStore(place.store, Faults(fails=lambda action, key: True))
+        await until(worker, "ep-a", lambda now: now.uploaded_sequence > 0)
+        store.faults = Faults(fails=lambda action, key: True)
         clock.advance(1000.0)
         go_on.set()
         info = await until(worker, "ep-a", is_in(STOPPED))
-        assert (info.error_code, info.rounds) == ("writer_fenced", info.rounds)
+        assert info.error_code == "store_unavailable"
         async with worker.events("ep-a", follow=False) as events:
             assert outputs([event async for event in events]) == []
+        store.faults = Faults()
+        await worker.resume("ep-a")
+        assert (await ended(worker, "ep-a")).reason == "submitted"
+
+
+async def test_a_worker_whose_episode_another_has_taken_over_stops_for_good(place: MemoryWorker) -> None:
+    store = MemoryObjectStore()
+    place.store = store
+    go_on = anyio.Event()
+
+    async def decide(turn: Turn) -> Proposal | Finished:
+        await go_on.wait()
+        return Proposal(calls=(Submit(),))
+
+    place.options["policies"] = Deciding(decide)
+    async with place.opened() as worker:
+        await worker.start(DECIDED, episode_id="ep-a")
+        await until(worker, "ep-a", lambda now: now.uploaded_sequence > 0)
+        await store.put("episodes/ep-a/holders/000002.json", b'{"writer":"another","lease_s":60.0}')
+        info = await until(worker, "ep-a", is_in(STOPPED))
+        assert info.error_code == "writer_fenced"
+        go_on.set()
+        await anyio.sleep(0.05)
+        assert (await worker.get("ep-a")).state is STOPPED
 
 
 # -- disks -------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,14 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from dsec.base.errors import DsecError, InvalidStateError, LimitExceededError, PlatformError, UnknownOutcomeError
+from dsec.base.errors import (
+    DsecError,
+    InvalidStateError,
+    LimitExceededError,
+    PlatformError,
+    UnknownOutcomeError,
+    WriterFencedError,
+)
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_events import (
@@ -196,9 +203,7 @@ class EpisodeDrive:
         """Take steps until the episode has ended and everything of it is done."""
         while not self.has_ended:
             try:
-                await self._step()
-            except DsecError as error:
-                await self._after(error)
+                await self._step_or_after()
             except Exception as error:  # noqa: BLE001 - a supervisor: one episode must not end the worker's others.
                 problem = PlatformError(
                     f"driving {self.episode_id} failed in a way that was not thought of",
@@ -206,7 +211,17 @@ class EpisodeDrive:
                     resolution="this is a mistake of ours; resume the episode to try again",
                 )
                 await self._stop(problem)
-        await self._finish()
+        try:
+            await self._finish()
+        except Exception as error:  # noqa: BLE001 - a supervisor, as above; the next worker cleans up.
+            self._reason = f"{self._reason} (cleaning up failed: {type(error).__name__}: {error})"
+            self._tell()
+
+    async def _step_or_after(self) -> None:
+        try:
+            await self._step()
+        except DsecError as error:
+            await self._after(error)
 
     async def _step(self) -> None:
         holding = await self.open()
@@ -273,13 +288,19 @@ class EpisodeDrive:
             self._tries, self._tried_round = 0, last_round
         self._tries += 1
         delay_s = next_delay_s(self._tries, backoff_s=self._parts.settings.backoff_s)
-        if not _is_worth_a_try(error) or delay_s is None or self._cancelled is not None:
+        if delay_s is None or self._cancelled is not None or not self._may_try_again(error):
             await self._stop(error)
             return
         self._set(EpisodeState.QUEUED, f"{error.brief}; it is tried again", error)
         wake = self._wake = anyio.Event()
         with anyio.move_on_after(delay_s):
             await wake.wait()
+
+    def _may_try_again(self, error: DsecError) -> bool:
+        """A lease that ran out because the store was away is asked for anew: that finds out whether another has it."""
+        if isinstance(error, WriterFencedError) and self._failed_beside is None:
+            return self._holding is not None and self._holding.is_lease_over
+        return isinstance(error, PlatformError) and error.retryable
 
     async def _stop(self, error: DsecError) -> None:
         self._scope, self._life = None, None

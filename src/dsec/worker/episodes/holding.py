@@ -56,6 +56,11 @@ class Holding:
         """Up to which the store has the log without a gap."""
         return self.uploader.watermark.sequence if self.uploader is not None else 0
 
+    @property
+    def is_lease_over(self) -> bool:
+        """Whether the lease ran out because the store did not answer. Nobody else need have the episode then."""
+        return self._lease is not None and not self._lease.is_valid()
+
     def begin(self, store: ObjectStore, lease: StoreLease) -> None:
         """Copy the log, and keep the lease, until this is closed."""
         settings = self._parts.settings
