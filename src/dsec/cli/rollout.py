@@ -147,6 +147,7 @@ class _Job:
         from dsec.cli.rollout_agent import episode_options
         from dsec.cli.rollout_images import ensure_recipes, image_builder, image_names
         from dsec.cli.rollout_progress import ProgressObserver
+        from dsec.cli.rollout_watching import open_watched_worker
         from dsec.worker.job import run_rollout
 
         request = replace(self.request, episodes=await episode_options(self.agent))
@@ -164,6 +165,7 @@ class _Job:
                     builder=image_builder(self.options),
                     observer=observer,
                     stop=stop,
+                    open_episodes=open_watched_worker,
                 )
             group.cancel_scope.cancel()
         return end
