@@ -31,6 +31,8 @@ from dsec.worker.episodes.ports import RecoveryStrategy
 from dsec.worker.episodes.worker import EpisodeWorker
 from dsec.worker.grades import read_grades
 from dsec.worker.job import JobEnd, RolloutRequest, run_rollout
+from dsec.worker.ledger_pricing import price_run
+from dsec.worker.ledger_reading import read_runs
 from dsec.worker.output import read_results
 from dsec.worker.policies.episodes import EpisodeOptions, is_episode_policy
 from dsec.worker.policies.registry import load_policy
@@ -133,6 +135,9 @@ async def test_an_agent_solves_a_task_and_its_result_says_what_it_used(run: Run)
     assert grades[episode.episode_id].passed
     assert grades[episode.episode_id].by == "verification"
     assert await run.sandboxes() == 0
+    (priced,) = price_run(read_runs([str(run.out)], worker=run.out), None)
+    assert (priced.use.episode_id, priced.graded.timely) == (episode.episode_id, True)
+    assert priced.cost.known_usd == pytest.approx(episode.cost_usd), "the result and the ledger tell the same"
     again = await run()
     assert again == result
     assert run.service.asked == [0, 1, 2], "a finished attempt is not run again"
