@@ -6,8 +6,12 @@ import gc
 import tracemalloc
 
 from dsec.base.units import KIB
+from dsec.episode.episode_progress import fold
+from dsec.episode.log_content import Completeness, LogContent
+from dsec.episode.log_events import LogEvent, RoundCommitted, StateSaved
 from dsec.episode.operations import RoundRecord
-from dsec.testing.episodes import round_record
+from dsec.testing.episodes import history, identity, round_record
+from dsec.worker.episodes.holding import newest_rounds
 from dsec.worker.episodes.window import RoundWindow
 
 
@@ -45,3 +49,20 @@ def test_ten_thousand_rounds_take_no_more_than_those_that_are_kept() -> None:
         return size
 
     assert taken(2_000) < 1.5 * taken(100)
+
+
+def test_what_a_state_holds_stands_in_front_of_the_rounds_behind_it_and_is_not_doubled_where_nothing_was_dropped() -> (
+    None
+):
+    state = StateSaved(number=4, identity=identity(), workspace="w4", recent=tuple(records(4)[1:]))
+    behind: list[LogEvent] = [RoundCommitted(record) for record in records(6)[4:]]
+    dropped, whole = content([state, *behind]), content([*history(4), state, *behind])
+    assert [record.number for record in newest_rounds(dropped)] == [2, 3, 4, 5, 6]
+    assert [record.number for record in newest_rounds(whole)] == [1, 2, 3, 4, 5, 6]
+    assert [record.number for record in newest_rounds(content([state]))] == [2, 3, 4]
+
+
+def content(events: list[LogEvent]) -> LogContent:
+    return LogContent(
+        events=events, first=1, progress=fold(events), completeness=Completeness.OPEN, problem="", torn_bytes=0
+    )

@@ -186,12 +186,12 @@ async def _open(
 ) -> tuple[DurableLog, Sequence[RoundRecord]]:
     try:
         log, content = await parts.group.open(place, durability, on_saved=on_saved)
-        return log, _newest(content)
+        return log, newest_rounds(content)
     except NotFoundError:
         pass
     if parts.store is not None and await _restored(place, parts.store):
         log, content = await parts.group.open(place, durability, on_saved=on_saved)
-        return log, _newest(content)
+        return log, newest_rounds(content)
     return await parts.group.create(place, identity, durability, on_saved=on_saved), ()
 
 
@@ -203,6 +203,9 @@ async def _restored(place: LogPlace, store: ObjectStore) -> bool:
     return True
 
 
-def _newest(content: LogContent) -> Sequence[RoundRecord]:
-    state = content.progress.state
-    return (*(state.recent if state is not None else ()), *content.rounds)
+def newest_rounds(content: LogContent) -> Sequence[RoundRecord]:
+    """Return the rounds that a log holds, with those in front of them that its state holds."""
+    state, rounds = content.progress.state, content.rounds
+    recent = state.recent if state is not None else ()
+    # Where nothing was dropped yet, what the state holds is in the log, too.
+    return (*(record for record in recent if not rounds or record.number < rounds[0].number), *rounds)
