@@ -212,7 +212,8 @@ def _latest_version(
     operation that it follows; -1: the version before the round.
     """
     before = open_round.decided.workspace
-    if touched:
+    # An operation that must not run twice may have left files, too; they are with its result.
+    if touched or any(finished.workspace for finished in open_round.finished.values()):
         for place, version in reversed(_saved_points(open_round)):
             plan = _workspace(version, now, restorable)
             if not plan.lost:

@@ -8,6 +8,9 @@ that going on after a death and going on after a round are the same thing. Three
   once a later round is saved.
 - A round is committed before the next one is decided.
 
+Inside a round, files are saved as well where they are dear: behind operations that took long, and behind one that must
+not run twice and may have changed files, which a workspace that was put back would lack.
+
 An error stops the loop and leaves the episode open. What is undecidable stops it too (`Waiting`), until somebody
 settles it (`settle`). Only the policy, a submission or a limit end an episode.
 """
@@ -23,7 +26,7 @@ import anyio
 from msgspec.structs import replace
 
 from dsec.base.clock import Clock, SystemClock
-from dsec.base.errors import DsecError, InvalidStateError, NotFoundError
+from dsec.base.errors import DsecError, InvalidStateError, NotFoundError, OutsideUnavailableError
 from dsec.episode.agent_calls import EditFile, Submit, UnusableCall
 from dsec.episode.identity import operation_id
 from dsec.episode.log_events import (
@@ -45,6 +48,7 @@ from dsec.episode.recovery import (
     Recovery,
     ReturnRecorded,
     RunOperation,
+    SendAgain,
     plan_recovery,
 )
 from dsec.episode.tools import Run, ToolFailed, ToolResult, UploadArchive, WriteFile
@@ -56,6 +60,8 @@ from dsec.worker.episodes.window import RoundWindow
 
 UNUSABLE_ANSWERS = "unusable_answers"
 TOO_MANY_ROUNDS = "too_many_rounds"
+BY_SYSTEM = "the system outside"
+"""Who says that an operation did not happen, where nobody had to look."""
 _HOST_CLOCK = SystemClock()
 
 
@@ -67,11 +73,14 @@ class LoopLimits:
         rounds: it has so many.
         useless_rounds: so many rounds in a row held no call that could be carried out.
         calls: of one decision; what is beyond is answered with a failure and not carried out.
+        dear_s: operations on files that took so long together are not done again after a death: a version is saved
+            behind them, inside the round.
     """
 
     rounds: int = 10_000
     useless_rounds: int = 5
     calls: int = 64
+    dear_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +141,7 @@ class EpisodeLoop:
         self._limits = limits
         self._clock = clock
         self._versions: list[tuple[int, str]] = []
+        self._points: list[tuple[int, str]] = []
         # Whoever begins life after life keeps one window: a copy would leave the next life without what this one did.
         self.rounds = (
             rounds if isinstance(rounds, RoundWindow) else RoundWindow(rounds, limit_bytes=self._around.window_bytes)
@@ -177,6 +187,7 @@ class EpisodeLoop:
                 await self._workspace.restore(plan.workspace.version)
             await self._workspace.keep_only({plan.workspace.version, self._progress.workspace})
         self._versions = [(self._log.log.saved_sequence, self._progress.workspace)]
+        self._points = [(plan.number, plan.workspace.version)]
         if not plan.ask_model:
             assert self._progress.open is not None
             await self._play(self._progress.open.decided.decision, plan.actions, decide_s=0.0)
@@ -229,11 +240,19 @@ class EpisodeLoop:
                 await environment.before_tools(decision)
         outcomes: list[_Outcome] = []
         pairs = list(zip(decision.operations, actions, strict=True))
+        spent_s = 0.0
         for side_by_side, group in groupby(pairs, key=lambda pair: _may_run_beside(pair[0])):
             if side_by_side:
                 outcomes += await self._act_beside(decision, list(group))
-            else:
-                outcomes += [await self._act(decision, operation, action) for operation, action in group]
+                continue
+            for operation, action in group:
+                started = anyio.current_time()
+                outcomes.append(await self._act(decision, operation, action, outcomes))
+                if operation.effect is Effect.WORKSPACE and not isinstance(action, ReturnRecorded):
+                    spent_s += anyio.current_time() - started
+                    if spent_s >= self._limits.dear_s and len(outcomes) < len(pairs):
+                        spent_s = 0.0
+                        await self._save_point(decision, outcomes)
         async with self._gate.working():
             record = await self._commit(decision, outcomes, decide_s=decide_s, began=began)
             if environment is not None:
@@ -245,7 +264,7 @@ class EpisodeLoop:
         self, decision: ModelDecision, outcomes: Sequence[_Outcome], *, decide_s: float, began: float
     ) -> RoundRecord:
         version = before = self._progress.workspace
-        if any(operation.effect is Effect.WORKSPACE for operation in decision.operations):
+        if any(_may_change_files(operation) for operation in decision.operations):
             version = await self._workspace.save(self._progress.last_round + 1)
         record = RoundRecord(
             number=self._progress.last_round + 1,
@@ -272,8 +291,10 @@ class EpisodeLoop:
         ]
         if saved and saved[-1]:
             self._versions = self._versions[saved[-1] :]
+            saved_round = self._progress.last_round - self._log.unsaved.rounds
+            self._points = [point for point in self._points if point[0] > saved_round]
             try:
-                await self._workspace.keep_only({version for _, version in self._versions})
+                await self._workspace.keep_only({version for _, version in (*self._versions, *self._points)})
             except DsecError:
                 return  # It costs room, and the next round tries again.
 
@@ -298,7 +319,13 @@ class EpisodeLoop:
             raise failures[0]
         return [outcomes[place] for place in range(len(pairs))]
 
-    async def _act(self, decision: ModelDecision, operation: Operation, action: OperationAction) -> _Outcome:
+    async def _act(
+        self,
+        decision: ModelDecision,
+        operation: Operation,
+        action: OperationAction,
+        before: Sequence[_Outcome] = (),
+    ) -> _Outcome:
         match action:
             case ReturnRecorded():
                 begun = self._progress.open.attempts if self._progress.open is not None else {}
@@ -315,19 +342,33 @@ class EpisodeLoop:
                     await self._hands.compensate(operation)
             case _:
                 pass
-        return await self._execute(decision, operation, action.attempt)
+        try:
+            result = await self._execute(decision, operation, action.attempt)
+        except OutsideUnavailableError:
+            # Of what is sent again, an earlier attempt may have happened; of all else it is known now.
+            if operation.effect.is_announced and not isinstance(action, SendAgain):
+                await settle(self._log, operation.operation_id, Verdict.DID_NOT_HAPPEN, by=BY_SYSTEM)
+            raise
+        if (
+            operation.effect.is_announced
+            and _may_change_files(operation)
+            and len(before) + 1 < len(decision.operations)
+        ):
+            # It is never made again, so that the files that it left are saved with its result.
+            outcome = _Outcome(result=bounded_result(result), attempts=action.attempt)
+            await self._save_point(decision, [*before, outcome])
+            return outcome
+        return await self._finish(operation, result, action.attempt)
 
-    async def _execute(self, decision: ModelDecision, operation: Operation, attempt: int) -> _Outcome:
+    async def _execute(self, decision: ModelDecision, operation: Operation, attempt: int) -> ToolResult:
         if isinstance(operation.call, Run):
             # A command is not waited for when the episode has to stand still: it is frozen with its sandbox.
             async with self._gate.working():
                 await self._announce(decision, operation, attempt)
-            result = await self._hands.run(operation)
-        else:
-            async with self._gate.working():
-                await self._announce(decision, operation, attempt)
-                result = await self._hands.run(operation)
-        return await self._finish(operation, result, attempt)
+            return await self._hands.run(operation)
+        async with self._gate.working():
+            await self._announce(decision, operation, attempt)
+            return await self._hands.run(operation)
 
     async def _announce(self, decision: ModelDecision, operation: Operation, attempt: int) -> None:
         if not operation.effect.is_announced:
@@ -340,16 +381,39 @@ class EpisodeLoop:
         await self._log.announce(*events, running)
 
     async def _finish(self, operation: Operation, result: ToolResult, attempt: int) -> _Outcome:
-        result = bounded_result(result)
+        outcome = _Outcome(result=bounded_result(result), attempts=attempt)
         if operation.effect.is_announced:
-            finished = OperationFinished(
-                number=self._progress.last_round + 1,
-                operation=operation.operation_id,
-                result=result,
-                attempt=max(1, attempt),
-            )
-            await self._log.note(finished)
-        return _Outcome(result=result, attempts=attempt)
+            await self._log.note(self._finished(operation, outcome))
+        return outcome
+
+    def _finished(self, operation: Operation, outcome: _Outcome, version: str = "") -> OperationFinished:
+        return OperationFinished(
+            number=self._progress.last_round + 1,
+            operation=operation.operation_id,
+            result=outcome.result,
+            attempt=max(1, outcome.attempts),
+            workspace=version,
+        )
+
+    async def _save_point(self, decision: ModelDecision, outcomes: Sequence[_Outcome]) -> None:
+        """Save the files inside a round, behind the operations that have an outcome, and with them these outcomes."""
+        number = self._progress.last_round + 1
+        async with self._gate.working():
+            version = await self._workspace.save(number)
+            self._points.append((number, version))
+            events: list[LogEvent] = []
+            if self._progress.open is None:
+                events.append(RoundDecided(number=number, decision=decision, workspace=self._progress.workspace))
+            pairs = list(zip(decision.operations, outcomes, strict=False))
+            events += [self._finished(*pair) for pair in pairs[:-1] if not self._is_recorded(*pair)]
+            await self._log.announce(*events, self._finished(*pairs[-1], version))
+
+    def _is_recorded(self, operation: Operation, outcome: _Outcome) -> bool:
+        opened, name = self._progress.open, operation.operation_id
+        if opened is None:
+            return False
+        known = opened.finished.get(name) or opened.settled.get(name)
+        return known is not None and known.result == outcome.result
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
