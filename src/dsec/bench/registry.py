@@ -143,6 +143,12 @@ BENCHMARKS = (
         counts="files of the image",
     ),
     Benchmark(
+        "lazy-read",
+        "dsec.bench.lazy_read:bench_lazy_read",
+        "Read a layer that was loaded when touched and is all here; beside the same file mounted from disk.",
+        sizes=True,
+    ),
+    Benchmark(
         "pause",
         "dsec.bench.pause:bench_pause",
         "Memory that 200 paused sandboxes give back; the first answer of one, beside reading its pages back alone.",
