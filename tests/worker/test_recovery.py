@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from dsec.base.errors import InvalidRequestError
+from dsec.base.errors import BackendFailedError, InvalidRequestError
 from dsec.episode.failure_kinds import FailureKind
 from dsec.episode.log_events import EpisodeSteered, ModelChanged, ModelFailed, RoundCommitted
 from dsec.episode.recovery_experience import Experience, Step, StepTaken
@@ -32,7 +32,9 @@ from dsec.episode.spec import (
 )
 from dsec.model.sandbox import SandboxSpec
 from dsec.testing.memory_worker import MemoryWorker
-from dsec.testing.scripted_chat import Answer, Breaks, Refuses, Says, ScriptedChat, Silent, shell, submit
+from dsec.testing.scripted_chat import Answer, Breaks, Refuses, Says, ScriptedChat, Silent, Wastes, shell, submit
+from dsec.worker.chat.http import ChatSettings, HttpChatModel
+from dsec.worker.chat.port import ChatRequest
 from dsec.worker.episodes import policy_registry
 from dsec.worker.episodes.escalation import TreeRecovery, check_recovery
 from dsec.worker.episodes.worker import EpisodeWorker
@@ -349,3 +351,21 @@ async def test_a_worker_that_dies_after_every_step_takes_each_once(tmp_path: Pat
     assert (played.changed, played.deciders) == (["big"], ["small"] * 2 + ["big"] * 3)
     assert played.info.lives >= 5
     assert played.info.error_code == "check_failed"
+
+
+async def test_what_calls_used_that_came_to_nothing_is_paid_for_with_the_answer_or_as_failed() -> None:
+    request = ChatRequest(messages=[{"role": "user", "content": "hello"}])
+    async with ScriptedChat({"m": [Wastes(), Breaks(), submit(), Wastes()]}).served() as chat:
+        model = HttpChatModel(ChatSettings(url=chat.url, model="m", backoff_s=(0.0, 0.0)))
+        answer = await model.answer(request)
+        assert (answer.usage.calls, answer.usage.input_tokens, answer.usage.output_tokens) == (3, 2000, 200)
+        with pytest.raises(BackendFailedError) as caught:
+            await model.answer(request)
+    assert (caught.value.calls, caught.value.input_tokens, caught.value.output_tokens) == (3, 3000, 300)
+
+
+async def test_a_failed_call_is_in_the_ledger_with_what_it_used(tmp_path: Path) -> None:
+    played = await play(tmp_path, [Wastes(), submit()])
+    (failed,) = (event for event in played.events if isinstance(event, ModelFailed))
+    assert (failed.model.name, failed.usage.input_tokens, failed.usage.calls) == ("small", 1000, 1)
+    assert played.info.usage.input_tokens == 2000

@@ -450,7 +450,17 @@ class RateLimitedError(GatewayBusyError):
 
 
 class BackendFailedError(PlatformError):
-    """A model service refused, broke off or answered with what cannot be understood."""
+    """A model service refused, broke off or answered with what cannot be understood.
+
+    Attributes:
+        calls: how often it was asked, if whoever asked counted.
+        input_tokens, cached_tokens, output_tokens: that it said were used, for nothing.
+    """
+
+    calls: int = 1
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
 
     code = "backend_failed"
     exit_code = 69

@@ -59,11 +59,16 @@ class Refuses:
 
 
 @dataclass(frozen=True, slots=True)
+class Wastes:
+    """The answer holds nothing, and is paid for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Silent:
     """Nothing comes until the test ends, or whoever asked goes away."""
 
 
-Answer = Says | Breaks | Refuses | Silent
+Answer = Says | Breaks | Refuses | Wastes | Silent
 
 
 def shell(command: str) -> Says:
@@ -132,6 +137,9 @@ class ScriptedChat:
                 await stream.send(answer.reply(model))
             case Refuses():
                 await stream.send(_response(answer.status, b'{"error": {"message": "not now"}}'))
+            case Wastes():
+                usage = {"prompt_tokens": INPUT_TOKENS, "completion_tokens": OUTPUT_TOKENS}
+                await stream.send(_response(200, json.dumps({"choices": [], "usage": usage}).encode()))
             case Silent():
                 try:
                     await stream.receive()

@@ -151,9 +151,6 @@ class AnswerAssembly:
             raise _broken(f"nothing of it came: {self._cut or 'it has no choices'}")
         if self._finish == "length":
             self._cut = self._cut or "it reached the limit of an answer's length"
-        usage = self._usage
-        inside = usage.prompt_tokens_details or _InputDetails()
-        outside = usage.completion_tokens_details or _OutputDetails()
         return ChatAnswer(
             text=recordable("".join(self._text)),
             calls=tuple(
@@ -162,13 +159,20 @@ class AnswerAssembly:
             ),
             cut=self._cut,
             model=ModelIdentity(name=asked_for, version=recordable(self._model)[:200]),
-            usage=TokenUsage(
-                input_tokens=max(0, usage.prompt_tokens or 0),
-                cached_tokens=max(0, inside.cached_tokens or 0),
-                output_tokens=max(0, usage.completion_tokens or 0),
-                thinking_tokens=max(0, outside.reasoning_tokens or 0),
-                calls=calls,
-            ),
+            usage=self.used(calls=calls),
+        )
+
+    def used(self, *, calls: int = 1) -> TokenUsage:
+        """Return what the service said was used, also of an answer that is of no use."""
+        usage = self._usage
+        inside = usage.prompt_tokens_details or _InputDetails()
+        outside = usage.completion_tokens_details or _OutputDetails()
+        return TokenUsage(
+            input_tokens=max(0, usage.prompt_tokens or 0),
+            cached_tokens=max(0, inside.cached_tokens or 0),
+            output_tokens=max(0, usage.completion_tokens or 0),
+            thinking_tokens=max(0, outside.reasoning_tokens or 0),
+            calls=calls,
         )
 
     def _event(self, event: bytes) -> None:

@@ -20,9 +20,11 @@ from anyio.abc import ByteStream
 
 from dsec.base.errors import BackendFailedError, BackendTimeoutError, InvalidRequestError
 from dsec.base.units import KIB, MIB
+from dsec.episode.operations import TokenUsage
 from dsec.episode.retry import next_delay_s
+from dsec.episode.totals import add_usage
 from dsec.worker.chat.assembly import MAXIMUM_ANSWER_BYTES, AnswerAssembly
-from dsec.worker.chat.port import ChatAnswer, ChatRequest
+from dsec.worker.chat.port import ChatAnswer, ChatRequest, used_in_vain
 
 _READ_BYTES = 64 * KIB
 _STREAM_BYTES = 64 * MIB
@@ -134,20 +136,27 @@ class HttpChatModel:
 
     async def answer(self, request: ChatRequest) -> ChatAnswer:
         """See the port."""
-        tries = 0
+        used, tries = TokenUsage(calls=0), 0
         while True:
             tries += 1
             try:
                 if not self._name:
                     self._name = await self.first_listed()
-                return await self._ask(request, tries)
+                answer = await self._ask(request)
             except _RefusedError as error:
-                raise BackendFailedError(error.brief, detail=error.detail, resolution=error.resolution) from error
-            except BackendFailedError:
+                refused = BackendFailedError(error.brief, detail=error.detail, resolution=error.resolution)
+                _count(refused, add_usage(used, used_in_vain(error)))
+                raise refused from error
+            except BackendFailedError as error:
+                used = add_usage(used, used_in_vain(error))
                 delay_s = next_delay_s(tries, backoff_s=self._settings.backoff_s)
                 if delay_s is None:
+                    _count(error, used)
                     raise
                 await anyio.sleep(delay_s)
+            else:
+                # What was paid for answers of no use belongs to the one that is of use.
+                return msgspec.structs.replace(answer, usage=add_usage(used, answer.usage))
 
     def _question(self, request: ChatRequest) -> bytes:
         settings = self._settings
@@ -180,13 +189,17 @@ class HttpChatModel:
             lines.append(f"authorization: Bearer {self._settings.key}")
         return "\r\n".join([*lines, "", ""]).encode() + data
 
-    async def _ask(self, request: ChatRequest, tries: int) -> ChatAnswer:
+    async def _ask(self, request: ChatRequest) -> ChatAnswer:
         assembly = AnswerAssembly(self._settings.maximum_bytes, hear=request.hear)
-        with anyio.move_on_after(self._settings.answer_s) as scope:
-            await self._exchange(lambda: self._question(request), assembly)
-        if scope.cancelled_caught:
-            assembly.stop(f"it did not end within {self._settings.answer_s:g} s")
-        return assembly.answer(asked_for=self._name, calls=tries)
+        try:
+            with anyio.move_on_after(self._settings.answer_s) as scope:
+                await self._exchange(lambda: self._question(request), assembly)
+            if scope.cancelled_caught:
+                assembly.stop(f"it did not end within {self._settings.answer_s:g} s")
+            return assembly.answer(asked_for=self._name, calls=1)
+        except BackendFailedError as error:
+            _count(error, assembly.used())
+            raise
 
     async def first_listed(self) -> str:
         """Return the name of the first model that the endpoint lists.
@@ -305,3 +318,8 @@ class HttpChatModel:
 
     def _silent(self) -> BackendTimeoutError:
         return BackendTimeoutError(f"{self._settings.url} was silent for {self._settings.silence_s:g} s")
+
+
+def _count(error: BackendFailedError, used: TokenUsage) -> None:
+    error.calls, error.input_tokens = used.calls, used.input_tokens
+    error.cached_tokens, error.output_tokens = used.cached_tokens, used.output_tokens

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dsec.base.errors import BackendFailedError
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.operations import TokenUsage
 from dsec.model.value import Value
@@ -64,3 +65,13 @@ class ChatModel(Protocol):
             BackendFailedError: the service failed, refused or sent what is no answer, also when asked again.
             BackendTimeoutError: it did not answer in time, also when asked again.
         """
+
+
+def used_in_vain(error: BackendFailedError) -> TokenUsage:
+    """Return what calls used that came to nothing, as far as their service said."""
+    return TokenUsage(
+        input_tokens=error.input_tokens,
+        cached_tokens=error.cached_tokens,
+        output_tokens=error.output_tokens,
+        calls=error.calls,
+    )

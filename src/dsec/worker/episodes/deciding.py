@@ -21,6 +21,7 @@ from dsec.episode.identity import EpisodeIdentity, ModelIdentity
 from dsec.episode.log_events import EpisodeSteered, ModelChanged, ModelFailed
 from dsec.episode.spec import EpisodeSpec, ScriptPolicy
 from dsec.stores.episode_log_group import DurableLog
+from dsec.worker.chat.port import used_in_vain
 from dsec.worker.episodes.gate import Gate
 from dsec.worker.episodes.ports import (
     Course,
@@ -173,6 +174,7 @@ class Decider:
                 ModelFailed(
                     number=number,
                     model=self._model(),
+                    usage=used_in_vain(failed),
                     error_code=failed.code,
                     duration_s=round(anyio.current_time() - began_s, 6),
                 )
