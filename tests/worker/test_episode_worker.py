@@ -631,3 +631,20 @@ async def test_a_command_that_reaches_the_node_after_a_pause_does_not_let_the_ep
         with anyio.fail_after(5):
             while (await node.inspect(info.sandbox_id)).state is not SandboxState.PAUSED:  # noqa: ASYNC110 - as above.
                 await anyio.sleep(0.005)
+
+
+async def test_a_mistake_of_ours_in_one_episode_ends_no_other(place: MemoryWorker) -> None:
+    class BrokenStore(MemoryObjectStore):
+        async def put(self, key: str, data: bytes, **options: Any) -> bool:
+            if "ep-b/log" in key:
+                raise ZeroDivisionError(key)
+            return await super().put(key, data, **options)
+
+    place.store = BrokenStore()
+    async with place.opened() as worker:
+        await worker.start(spec(LONG), episode_id="ep-b")
+        await worker.start(spec("sleep 0.2; echo one"), episode_id="ep-good")
+        info = await until(worker, "ep-b", is_in(STOPPED))
+        assert info.error_code == "platform_error"
+        assert "not thought of" in info.reason
+        assert (await ended(worker, "ep-good")).reason == "submitted"

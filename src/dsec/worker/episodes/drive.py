@@ -47,7 +47,7 @@ from dsec.worker.episodes.describing import describe, describe_unopened, policy_
 from dsec.worker.episodes.holding import Holding, hold
 from dsec.worker.episodes.lives import CutShort, Life, change_model, first_model, make_context, window_bytes
 from dsec.worker.episodes.loop import Waiting, settle
-from dsec.worker.episodes.parts import WorkerParts
+from dsec.worker.episodes.parts import WorkerParts, unthought_of
 from dsec.worker.episodes.ports import first_version
 from dsec.worker.episodes.shelf import KeptSpec
 from dsec.worker.episodes.window import RoundWindow
@@ -149,8 +149,9 @@ class EpisodeDrive:
             DsecError: another worker has it, or disk or store failed.
         """
         async with self._opening:
-            if self._holding is not None and self._holding.log.failure is None:
-                return self._holding
+            holding = self._holding
+            if holding is not None and holding.log.failure is None and self._failed_beside is None:
+                return holding
             try:
                 return await self._open()
             finally:
@@ -205,11 +206,7 @@ class EpisodeDrive:
             try:
                 await self._step_or_after()
             except Exception as error:  # noqa: BLE001 - a supervisor: one episode must not end the worker's others.
-                problem = PlatformError(
-                    f"driving {self.episode_id} failed in a way that was not thought of",
-                    detail=f"{type(error).__name__}: {error}",
-                    resolution="this is a mistake of ours; resume the episode to try again",
-                )
+                problem = unthought_of(self.run, error)
                 await self._stop(problem)
         try:
             await self._finish()
@@ -291,6 +288,7 @@ class EpisodeDrive:
         if delay_s is None or self._cancelled is not None or not self._may_try_again(error):
             await self._stop(error)
             return
+        await self._drop_broken()
         self._set(EpisodeState.QUEUED, f"{error.brief}; it is tried again", error)
         wake = self._wake = anyio.Event()
         with anyio.move_on_after(delay_s):
@@ -302,10 +300,15 @@ class EpisodeDrive:
             return self._holding is not None and self._holding.is_lease_over
         return isinstance(error, PlatformError) and error.retryable
 
+    async def _drop_broken(self) -> None:
+        """Let go of a log that takes nothing any more, or whose lease or copy is not kept; going on opens it anew."""
+        holding = self._holding
+        if holding is not None and (holding.log.failure is not None or self._failed_beside is not None):
+            await self.aclose()
+
     async def _stop(self, error: DsecError) -> None:
         self._scope, self._life = None, None
-        if self._holding is not None and self._holding.log.failure is not None:
-            await self._let_go()
+        await self._drop_broken()
         self._cancelled = None
         self._set(EpisodeState.STOPPED, error.brief, error)
         await self._wait_wake()

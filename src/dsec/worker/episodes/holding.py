@@ -92,10 +92,7 @@ class Holding:
             return
         with anyio.CancelScope() as scope:
             self._scopes.append(scope)
-            try:
-                await run()
-            except DsecError as error:
-                self._on_failure(error)
+            await self._parts.beside(run, self._on_failure)
 
 
 async def hold(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -122,7 +123,7 @@ class Life:
             return await self._run_in_time(self._loop)
 
     def _make_loop(self, environment: Environment, policy: LoopPolicy) -> EpisodeLoop:
-        limits = self._spec.limits
+        limits, dear_s = self._spec.limits, self._parts.settings.dear_s
         return EpisodeLoop(
             self._holding.log,
             policy=policy.policy,
@@ -130,7 +131,9 @@ class Life:
             hands=checked_hands(self._parts.hands(self._context, environment.hands), self._spec.check),
             workspace=environment.workspace,
             rounds=self._rounds,
-            limits=LoopLimits(rounds=limits.rounds, useless_rounds=limits.useless_rounds, calls=limits.calls),
+            limits=LoopLimits(
+                rounds=limits.rounds, useless_rounds=limits.useless_rounds, calls=limits.calls, dear_s=dear_s
+            ),
             around=Around(
                 spec=self._spec,
                 environment=environment,
@@ -201,7 +204,9 @@ class Life:
             if self._environment is not None:
                 async with self._parts.sandboxes:
                     await self._environment.pause(keep_memory=keep_memory)
-                self._parts.tasks.start_soon(self._stay_paused, self._environment, keep_memory, self._pauses)
+                again = partial(self._stay_paused, self._environment, keep_memory, self._pauses)
+                # It is gone, or the node is: whoever resumes it finds out.
+                self._parts.tasks.start_soon(self._parts.beside, again, lambda error: None)
         except BaseException:
             self._gate.release()
             self._stopwatch.release()
@@ -214,10 +219,7 @@ class Life:
             async with self._pausing:
                 if not self._gate.is_held or self._pauses != turn:
                     return
-                try:
-                    await environment.pause(keep_memory=keep_memory)
-                except DsecError:
-                    return  # It is gone, or the node is; whoever resumes it finds out.
+                await environment.pause(keep_memory=keep_memory)
 
     async def resume(self) -> None:
         """Go on.

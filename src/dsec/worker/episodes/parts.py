@@ -9,6 +9,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from dsec.base.clock import Clock
+from dsec.base.errors import DsecError, PlatformError
 from dsec.base.units import KIB, MIB
 from dsec.episode.operations import RoundRecord
 from dsec.episode.spec import EpisodeSpec
@@ -43,6 +44,7 @@ class WorkerSettings:
         state_bytes: a log that has grown so much since its last whole state is given one, once all of it is uploaded.
         steering_bytes: of one thing that an episode is told.
         segment_bytes: of a log.
+        dear_s: operations on files that took so long are saved inside their round; see `LoopLimits`.
     """
 
     at_once: int = 1000
@@ -58,6 +60,7 @@ class WorkerSettings:
     state_bytes: int = 8 * MIB
     steering_bytes: int = 64 * KIB
     segment_bytes: int = DEFAULT_SEGMENT_BYTES
+    dear_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +103,27 @@ class WorkerParts:
     hands: HandsFactory
     strategy: Callable[[EpisodeSpec], RecoveryStrategy]
     recorded: Callable[[str], Awaitable[Sequence[RoundRecord]]]
+
+    async def beside(self, run: Callable[[], Awaitable[None]], told: Callable[[DsecError], None]) -> None:
+        """Run something beside a loop; whatever comes of it ends neither the worker nor another episode.
+
+        Args:
+            run: what is run.
+            told: hears how it failed.
+        """
+        try:
+            await run()
+        except DsecError as error:
+            told(error)
+        except Exception as error:  # noqa: BLE001 - a supervisor: one episode must not end the worker's others.
+            told(unthought_of(run, error))
+
+
+def unthought_of(what: object, error: Exception) -> PlatformError:
+    """Return our error for one that nobody thought of."""
+    name = getattr(what, "__qualname__", str(what))
+    return PlatformError(
+        f"{name} failed in a way that was not thought of",
+        detail=f"{type(error).__name__}: {error}",
+        resolution="this is a mistake of ours; resume the episode to try again",
+    )
