@@ -149,3 +149,23 @@ async def test_a_pool_of_an_image_whose_check_fails_says_so_and_hands_out_nothin
         await node.pools.remove_pool(info.pool_id)
         await anyio.wait_all_tasks_blocked()
         await check_no_leak(host, node)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            ("/ has trusted.overlay.impure", "/etc mode 40755 owner 0:0", "/etc/x mode 100644 owner 0:0 size 3"),
+            "/etc/x",
+        ),
+        (("/a mode 40755 owner 0:0", "/a-b mode 100644 owner 0:0 size 1"), "/a mode 40755 owner 0:0, /a-b"),
+        (("/ has trusted.overlay.impure",), "/ has trusted.overlay.impure"),
+        (("/a mode 40755 owner 0:0", "/a/b mode 40700 owner 0:0"), "/a/b mode 40700"),
+    ],
+)
+def test_what_overlayfs_does_of_itself_is_not_told_beside_what_was_done(more: tuple[str, ...], told: str) -> None:
+    clean_state = CleanState(facts={clean.WRITTEN: ("/ mode 40755 owner 0:0",)})
+    seen = CleanState(facts={clean.WRITTEN: ("/ mode 40755 owner 0:0", *more)})
+    (said,) = clean.differences(clean_state, seen)
+    assert said.startswith(f"{clean.WRITTEN} that a fresh one has not: {told}")
+    assert clean_state.fingerprint() != seen.fingerprint()

@@ -7,6 +7,8 @@ that recording and comparing cost less than looking. Pure.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import blake3
 import msgspec
 
@@ -91,6 +93,7 @@ def differences(expected: CleanState, seen: CleanState) -> tuple[str, ...]:
             said.append(f"{group}: {'; '.join(found) or 'not run'}. In a fresh one: {'; '.join(clean) or 'not run'}")
             continue
         more, less = sorted(set(found) - set(clean)), sorted(set(clean) - set(found))
+        more = _telling(more) if group == WRITTEN else more
         if more:
             said.append(f"{group} that a fresh one has not: {_few(more)}")
         if less:
@@ -118,6 +121,25 @@ def _concerns(line: str, ignored: tuple[str, ...]) -> bool:
         path == each or path.startswith(f"{each}/") or (leads is not None and each.startswith(leads))
         for each in ignored
     )
+
+
+def _telling(entries: list[str]) -> list[str]:
+    """Return the entries of a writable layer that tell what was done, unless they are all of the other kind: what
+    overlayfs does of itself when it copies an entry of the image up is to mark the root and to copy the directories
+    that lead there."""
+    # What is in a directory comes right behind it in this order.
+    paths = sorted((entry.rpartition(_AFTER_PATH)[0] for entry in entries), key=lambda path: path.replace("/", "\0"))
+    leading = {path for path, after in pairwise(paths) if after.startswith(f"{path.rstrip('/')}/")}
+    told = [
+        entry
+        for entry in entries
+        if entry not in _LED_THROUGH_ROOT and not (_is_directory(entry) and entry.rpartition(_AFTER_PATH)[0] in leading)
+    ]
+    return told or entries
+
+
+def _is_directory(entry: str) -> bool:
+    return entry.rpartition(_AFTER_PATH)[2].startswith(_DIRECTORY_MODE)
 
 
 def _few(names: list[str]) -> str:
