@@ -75,7 +75,8 @@ def _fields(info: EpisodeInfo, spec: EpisodeSpec) -> Iterator[tuple[str, str]]:
     used = info.usage
     tokens = f"{used.input_tokens:,} tokens in ({used.cached_tokens:,} cached), {used.output_tokens:,} out"
     yield "used", f"{used.calls} calls, {tokens}, cost {cost(used.cost_usd)}"
-    yield "begun", f"{age(info.created_at_s)} ago, {info.lives} lives" if info.created_at_s else "not yet"
+    lives = "1 life" if info.lives == 1 else f"{info.lives} lives"
+    yield "begun", f"{age(info.created_at_s)} ago, {lives}" if info.created_at_s else "not yet"
     if info.ended_at_s:
         yield "took", format_duration(max(0.0, info.ended_at_s - info.created_at_s))
     if info.grade is not None:
