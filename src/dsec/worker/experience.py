@@ -1,8 +1,8 @@
 """What a worker has learned of recoveries: ``experience.jsonl`` beside the logs (docs/formats/experience.md).
 
 A framed line for each episode holds the steps that it took. Facts are kept and not sums, so that a grade that changes
-its mind takes the place of the line before: the last line of an episode counts. Losing the file costs knowledge and
-nothing else.
+its mind takes the place of the line before: the last line of an episode counts. Models change, and so does what they
+can: of very many episodes only the newest are kept. Losing the file costs knowledge and nothing else.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from types import TracebackType
 import msgspec
 
 from dsec.base.errors import StateCorruptedError
-from dsec.episode.frames import scan_frames
+from dsec.episode.frames import encode_frame, scan_frames
 from dsec.episode.identity import check_episode_id
 from dsec.episode.recovery_experience import PRIOR_WEIGHT, Experience, StepTaken
 from dsec.model.value import Value
 from dsec.worker.framed_log import FramedLog, sync_directory
+from dsec.worker.manifest import write_durably
 
 EXPERIENCE_NAME = "experience.jsonl"
+MAXIMUM_EPISODES = 50_000
+"""Of the newest, that are kept when a book is opened that has grown to twice as many lines."""
 
 
 class ExperienceLine(Value, frozen=True):
@@ -49,6 +52,7 @@ class ExperienceBook:
             StateCorruptedError: it is damaged elsewhere; nothing was changed.
         """
         self._prior_weight = prior_weight
+        _forget_oldest(directory / EXPERIENCE_NAME, MAXIMUM_EPISODES)
         self._log = FramedLog(directory / EXPERIENCE_NAME)
         sync_directory(directory)
         self._lines = _last(self._log.documents, name=str(directory / EXPERIENCE_NAME))
@@ -96,6 +100,18 @@ def read_experience(path: Path, *, prior_weight: float = PRIOR_WEIGHT) -> Experi
     return _learned(_last(scan_frames(data, name=str(path)).documents, name=str(path)), prior_weight)
 
 
+def _forget_oldest(path: Path, maximum: int) -> None:
+    """Write a book anew that has grown to twice what is kept of it."""
+    if not path.exists():
+        return
+    documents = scan_frames(path.read_bytes(), name=str(path)).documents
+    if len(documents) <= 2 * maximum:
+        return
+    kept = list(_last(documents, name=str(path)).items())[-maximum:]
+    lines = [_ENCODER.encode(ExperienceLine(episode_id=name, steps=steps)) for name, steps in kept]
+    write_durably(path, b"".join(map(encode_frame, lines)))
+
+
 def _last(documents: tuple[bytes, ...], *, name: str) -> dict[str, tuple[StepTaken, ...]]:
     try:
         lines = [_DECODER.decode(document) for document in documents]
@@ -105,7 +121,12 @@ def _last(documents: tuple[bytes, ...], *, name: str) -> dict[str, tuple[StepTak
             detail=str(error),
             resolution="read it with the version of dsec that wrote it, or move it away: it is learned anew",
         ) from error
-    return {line.episode_id: line.steps for line in lines}
+    found: dict[str, tuple[StepTaken, ...]] = {}
+    for line in lines:
+        # In the order in which they were learned last.
+        found.pop(line.episode_id, None)
+        found[line.episode_id] = line.steps
+    return found
 
 
 def _learned(lines: dict[str, tuple[StepTaken, ...]], prior_weight: float) -> Experience:
