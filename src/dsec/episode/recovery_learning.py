@@ -2,7 +2,7 @@
 
 A step begins with the episode, with a repair (a word of the recovery to the model, `steering_by`), with another model
 (`change_reason`), or with a call that came to nothing and is tried again. It ends where the next begins, having failed
-in the way that made it necessary, or with the episode. What nobody judged teaches nothing, nor does a step in which
+in the way that made it necessary, or with the episode. One that nobody judged teaches nothing, nor does a step in which
 somebody else steered or changed the model: the probabilities are those of what a policy does by itself.
 """
 
@@ -173,6 +173,9 @@ class _Reader:
         failed = failure_of_end(event.error_code, passed=passed)
         if passed or failed is not None:
             self._close(failed)
+        else:
+            # Its failures alone would teach that nothing ever helps.
+            self.steps.clear()
         self._open = None
 
     def _close(self, failed: FailureKind | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
+import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import StateCorruptedError
@@ -82,7 +83,9 @@ class ExperienceBook:
         known = episode_id in self._lines
         self._lines[episode_id] = steps
         if known:
-            self.experience = _learned(self._lines, self._prior_weight)
+            # A grade has changed its mind: rarely, and what took its place cannot be taken out of sums again.
+            lines = dict(self._lines)
+            self.experience = await anyio.to_thread.run_sync(_learned, lines, self._prior_weight)
         else:
             self.experience.learn(steps)
 

@@ -8,7 +8,6 @@ nothing, and holds nobody up.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -18,7 +17,7 @@ from dsec.base.errors import DsecError, InvalidStateError
 from dsec.episode.log_content import LogContent
 from dsec.episode.log_events import ModelChanged
 from dsec.episode.prices import Prices
-from dsec.episode.recovery_experience import Experience
+from dsec.episode.recovery_experience import Experience, StepTaken
 from dsec.episode.recovery_learning import steps_taken
 from dsec.episode.spec import EpisodeSpec
 from dsec.stores.episode_log_disk import Disk, HostDisk
@@ -75,16 +74,19 @@ class Recoveries:
         """
         if self._book is None:
             raise InvalidStateError("what a worker learns is not open")
-        place = self._directory / "episodes" / episode_id
         try:
-            content = await anyio.to_thread.run_sync(partial(read_episode_log, place, disk=self._disk))
-            steps = steps_taken(
-                content.events, passed=passed, checked=spec.check is not None, prices=_prices(spec, content)
-            )
-            if steps and not content.problem:
-                await self._book.learn(episode_id, tuple(steps))
+            steps = await anyio.to_thread.run_sync(self._steps, episode_id, spec, passed)
+            if steps:
+                await self._book.learn(episode_id, steps)
         except DsecError:
             return
+
+    def _steps(self, episode_id: str, spec: EpisodeSpec, passed: bool | None) -> tuple[StepTaken, ...]:
+        content = read_episode_log(self._directory / "episodes" / episode_id, disk=self._disk)
+        if content.problem:
+            return ()
+        checked, prices = spec.check is not None, _prices(spec, content)
+        return tuple(steps_taken(content.events, passed=passed, checked=checked, prices=prices))
 
 
 def _prices(spec: EpisodeSpec, content: LogContent) -> Prices:
