@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,6 +50,21 @@ async def said_after(patience_s: float, text: str) -> AsyncIterator[None]:
         group.start_soon(say)
         yield
         group.cancel_scope.cancel()
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something goes on, and for how long: on a terminal beside a spinner that goes when it is over."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as shown:
+        shown.add_task(printable(what), total=None)
+        yield
 
 
 def print_json(value: Any) -> None:

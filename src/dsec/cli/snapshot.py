@@ -6,7 +6,7 @@ import click
 
 from dsec.base.units import format_size
 from dsec.cli.context import Options, pass_options
-from dsec.cli.output import age, note, print_json, print_table, printable
+from dsec.cli.output import age, note, print_json, print_table, printable, working
 from dsec.cli.parameters import duration, json_option, pairs_option
 from dsec.model.state import RestoreRequest
 from dsec.sdk.state import state_of
@@ -66,7 +66,8 @@ def restore(
 ) -> None:
     """Make a sandbox from a snapshot, given by id or name, and print the sandbox's id."""
     request = RestoreRequest(sandbox_id=sandbox_id, seed=seed, env=dict(env), metadata=dict(labels), timeout_s=timeout)
-    info = options.run(lambda service: state_of(service).restore(name, request))
+    with working(f"restoring {name}"):
+        info = options.run(lambda service: state_of(service).restore(name, request))
     if as_json:
         print_json(info)
     else:

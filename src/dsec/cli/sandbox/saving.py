@@ -11,7 +11,7 @@ import click
 from dsec.base.errors import StateMismatchError
 from dsec.base.units import format_size
 from dsec.cli.context import Options, pass_options
-from dsec.cli.output import age, console, note, print_json, printable
+from dsec.cli.output import age, console, note, print_json, printable, working
 from dsec.cli.parameters import duration, id_parameters, json_option, one_id, pairs_option
 from dsec.model.state import (
     CheckpointInfo,
@@ -123,7 +123,8 @@ def fork(
     request = ForkRequest(
         count=count, checkpoint=point, seeds=seeds, env=dict(env), metadata=dict(labels), spread=spread
     )
-    children = options.run(lambda service: state_of(service).fork(sandbox_id, request))
+    with working(f"forking {sandbox_id}"):
+        children = options.run(lambda service: state_of(service).fork(sandbox_id, request))
     if spread:
         dealt = Counter(child.node for child in children)
         note(", ".join(f"{number} on {node}" for node, number in sorted(dealt.items())))
@@ -154,7 +155,8 @@ def snapshot(
     """Make a state durable in the node's store and print the snapshot's id. Only what is not there yet travels."""
     sandbox_id = one_id(id_option, id_argument)
     request = SnapshotRequest(checkpoint=point, name=name, metadata=dict(labels))
-    info = options.run(lambda service: state_of(service).snapshot(sandbox_id, request))
+    with working(f"saving {sandbox_id}"):
+        info = options.run(lambda service: state_of(service).snapshot(sandbox_id, request))
     if as_json:
         print_json(info)
         return
@@ -188,7 +190,8 @@ def pack(
     sandbox_id = one_id(id_option, id_argument)
     rules = ScrubRules(defaults=not no_default_rules, remove=remove, keep=keep)
     request = PackRequest(name=name, checkpoint=point, scrub=rules, dry_run=dry_run)
-    report = options.run(lambda service: state_of(service).pack(sandbox_id, request))
+    with working(f"packing {sandbox_id}"):
+        report = options.run(lambda service: state_of(service).pack(sandbox_id, request))
     if as_json:
         print_json(report)
         return
@@ -236,7 +239,8 @@ def migrate(
     request = MigrationRequest(node=node, maximum_rounds=rounds, downtime_s=downtime)
     if not as_json:
         note(f"moving {sandbox_id} to {node}")
-    report = options.run(lambda service: state_of(service).migrate(sandbox_id, request))
+    with working(f"moving {sandbox_id}"):
+        report = options.run(lambda service: state_of(service).migrate(sandbox_id, request))
     if as_json:
         print_json(report)
         return
