@@ -84,6 +84,16 @@ def test_a_whole_state_stands_in_for_what_was_dropped() -> None:
     assert leftovers.first == 6
 
 
+def test_between_two_gaps_the_newest_state_is_the_beginning_that_counts() -> None:
+    """A copy under way: a state stands in for the first gap, and a watermark counts that; the second one is filled later."""
+    state = encode_frame(encode_log_event(StateSaved(number=4, identity=identity(), workspace="w4")))
+    lines = [*LINES[:5], state, *LINES[5:]]
+    joined = join_segments([segment(1, 3, lines=lines), segment(6, 9, lines=lines), segment(11, 13, lines=lines)])
+    assert not joined.is_complete
+    assert (joined.first, joined.next_sequence) == (6, 10)
+    assert "10" in joined.problem
+
+
 def test_a_newer_epoch_voids_what_an_older_writer_wrote_after_it_was_read() -> None:
     old = [*LINES[:6], *(encode_frame(encode_log_event(event)) for event in history(20)[15:18])]
     joined = join_segments([segment(1, 9, lines=old), segment(7, 12, epoch=2)])

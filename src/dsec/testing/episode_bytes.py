@@ -125,9 +125,9 @@ def read_log(files: Mapping[str, bytes]) -> Reading:
             problem = problem or f"{segment.name} does not follow what is in front of it"
     if not table:
         return Reading()
-    # The last stretch without a gap, if it has a beginning; otherwise the first one that has.
+    # The last stretch without a gap that has a beginning.
     stretches = _stretches(sorted(table))
-    for numbers in (stretches[-1], *stretches):
+    for numbers in reversed(stretches):
         begin = _beginning(numbers, table)
         if begin is None:
             continue
