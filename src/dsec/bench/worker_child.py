@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,23 +20,23 @@ import anyio.to_thread
 import msgspec
 
 from dsec.bench.worker_rounds import result_text, worker_round
-from dsec.episode.content import Content
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.frames import encode_frame
 from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_events import RoundCommitted, encode_log_event
-from dsec.episode.operations import ModelDecision, Operation, RoundRecord
 from dsec.episode.spec import AgentPolicy, EpisodeSpec
-from dsec.episode.tools import CommandOutput, ToolResult
+from dsec.model.process import CommandRequest, CommandResult, ExitStatus, ProcessInfo
+from dsec.model.sandbox import SandboxFilter, SandboxInfo, SandboxSpec, SandboxState, SandboxStats
+from dsec.model.state import CheckpointInfo, CheckpointRequest
 from dsec.service.port import SandboxService
 from dsec.service.state import StateService
 from dsec.stores.episode_log import create_log
 from dsec.stores.episode_log_place import LogPlace
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
 from dsec.worker.chat.port import ChatRequest
-from dsec.worker.episodes.ports import Hands, LifeContext, Workspace, first_version, hear_nothing
+from dsec.worker.episodes.ports import first_version
 from dsec.worker.episodes.shelf import SPEC_VERSION, KeptSpec, Shelf
-from dsec.worker.episodes.worker import EpisodeWorker
+from dsec.worker.episodes.standard import standard_worker
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -69,77 +68,73 @@ class Counts:
     syncs_s: list[float] = field(default_factory=list)
 
 
-class IdleEnvironment:
-    """An environment without a sandbox: commands print at once, and versions are names. Times commits."""
+class IdleNode:
+    """A node without sandboxes: commands print at once, and checkpoints are names. Only what loops ask of a node.
 
-    def __init__(self, context: LifeContext, counts: Counts, result_bytes: int) -> None:
+    The time from a checkpoint to whatever is asked next of its sandbox is that of the round's commit.
+    """
+
+    def __init__(self, counts: Counts, result_bytes: int) -> None:
         self._counts = counts
-        self._version = context.progress.workspace
-        self._prefix = context.episode_id
         self._result_bytes = result_bytes
-        self._saved_s = 0.0
+        self._boxes: dict[str, SandboxInfo] = {}
+        self._checkpoints: dict[str, list[CheckpointInfo]] = {}
+        self._saved_s: dict[str, float] = {}
 
-    sandbox_id = ""
+    def _asked(self, sandbox_id: str) -> SandboxInfo:
+        if (saved_s := self._saved_s.pop(sandbox_id, None)) is not None:
+            self._counts.rounds += 1
+            self._counts.commits_s.append(time.perf_counter() - saved_s)
+        return self._boxes[sandbox_id]
 
-    @property
-    def hands(self) -> Hands:
-        return self
+    def stand_up(self, sandbox_id: str, episode_id: str, version: str) -> None:
+        """Let a sandbox be there, as a worker before this one would have left it."""
+        self._boxes[sandbox_id] = SandboxInfo(
+            sandbox_id=sandbox_id,
+            state=SandboxState.READY,
+            spec=SandboxSpec(metadata={"episode": episode_id}, workdir="/"),
+            created_at_s=time.time(),
+        )
+        self._checkpoints[sandbox_id] = [
+            CheckpointInfo(checkpoint_id=f"ckp-{version}", sandbox_id=sandbox_id, name=version)
+        ]
 
-    @property
-    def workspace(self) -> Workspace:
-        return cast(Workspace, self)
+    async def inspect(self, sandbox_id: str) -> SandboxInfo:
+        return self._asked(sandbox_id)
 
-    async def __aenter__(self) -> IdleEnvironment:
-        return self
+    async def list(self, query: SandboxFilter = SandboxFilter()) -> Sequence[SandboxInfo]:
+        box = self._boxes.get(f"sbx-{query.metadata['episode']}")
+        return () if box is None else (box,)
 
-    async def __aexit__(self, *exception: object) -> None:
-        return None
+    async def list_processes(self, sandbox_id: str) -> Sequence[ProcessInfo]:
+        return ()
 
-    def deciding(self, number: int) -> AbstractAsyncContextManager[Callable[[str], None]]:
-        return nullcontext(hear_nothing)
+    async def rollback(self, sandbox_id: str, *, snapshot: str | None = None) -> SandboxInfo:
+        return self._asked(sandbox_id)
 
-    async def before_tools(self, decision: ModelDecision) -> None:
-        return None
+    async def statistics(self, sandbox_id: str) -> SandboxStats:
+        self._asked(sandbox_id)
+        return SandboxStats(memory_bytes=0, cpu_s=0.0)
 
-    async def after_round(self, record: RoundRecord) -> None:
-        self._counts.rounds += 1
-        self._counts.commits_s.append(time.perf_counter() - self._saved_s)
+    async def run(self, sandbox_id: str, request: CommandRequest) -> CommandResult:
+        self._asked(sandbox_id)
+        text = result_text(len(sandbox_id) * 1009 + self._counts.rounds, self._result_bytes)
+        return CommandResult(status=ExitStatus(exit_code=0), stdout=text.encode())
 
-    async def pause(self, *, keep_memory: bool = False) -> None:
-        return None
+    async def checkpoint(self, sandbox_id: str, request: CheckpointRequest = CheckpointRequest()) -> CheckpointInfo:
+        self._asked(sandbox_id)
+        info = CheckpointInfo(checkpoint_id=f"ckp-{request.name}", sandbox_id=sandbox_id, name=request.name)
+        self._checkpoints[sandbox_id].append(info)
+        self._saved_s[sandbox_id] = time.perf_counter()
+        return info
 
-    async def resume(self) -> None:
-        return None
+    async def list_checkpoints(self, sandbox_id: str) -> Sequence[CheckpointInfo]:
+        self._asked(sandbox_id)
+        return tuple(self._checkpoints[sandbox_id])
 
-    async def remove(self) -> None:
-        return None
-
-    async def run(self, operation: Operation) -> ToolResult:
-        text = result_text(len(operation.operation_id) * 1009 + self._counts.rounds, self._result_bytes)
-        return CommandOutput(exit_code=0, stdout=Content(text=text))
-
-    async def ask(self, operation: Operation) -> ToolResult | None:
-        return None
-
-    async def compensate(self, operation: Operation) -> None:
-        return None
-
-    async def version(self) -> str | None:
-        return self._version
-
-    async def versions(self) -> Collection[str]:
-        return (self._version,)
-
-    async def save(self, number: int) -> str:
-        self._version = f"{self._prefix}.r{number}"
-        self._saved_s = time.perf_counter()
-        return self._version
-
-    async def restore(self, version: str) -> None:
-        self._version = version
-
-    async def keep_only(self, versions: Collection[str]) -> None:
-        return None
+    async def remove_checkpoint(self, sandbox_id: str, checkpoint: str) -> None:
+        left = [info for info in self._checkpoints[sandbox_id] if info.checkpoint_id != checkpoint]
+        self._checkpoints[sandbox_id] = left
 
 
 def say(**what: Any) -> None:
@@ -211,17 +206,16 @@ async def be_worker(job: Job) -> None:
     directory, empty = Path(job.directory) / "worker", Path(job.directory) / "empty"
     await anyio.to_thread.run_sync(lay_out, directory, job)
     counts = Counts()
-    service, state = cast(SandboxService, None), cast(StateService, None)  # No environment here asks for either.
-
-    def environment(context: LifeContext) -> IdleEnvironment:
-        return IdleEnvironment(context, counts, job.result_bytes)
-
-    async with EpisodeWorker(empty, service, state, environments=environment):
+    node = IdleNode(counts, job.result_bytes)
+    for name in names(job.episodes):
+        node.stand_up(f"sbx-{name}", name, f"{name}.r{job.history}")
+    service, state = cast(SandboxService, node), cast(StateService, node)
+    async with standard_worker(empty, service, state):
         say(idle=True)
         await told()
     line = encode_frame(encode_log_event(RoundCommitted(worker_round("ep-bench-0", 1, job.result_bytes))))
     began = time.perf_counter()
-    async with EpisodeWorker(directory, service, state, environments=environment) as worker:
+    async with standard_worker(directory, service, state) as worker:
         infos = await worker.list()
         while not all(info.lives for info in infos):
             await anyio.sleep(0.05)
