@@ -243,8 +243,8 @@ def join_segments(segments: Iterable[Segment]) -> JoinedLog:
     begin = _beginning(last)
     if begin is not None:
         return _joined(last, begin, last.broken, epoch)
-    # The end cannot be reached from a beginning: what is proven is the last stretch that has one. A state that stands in
-    # for a gap in front of it is a beginning, and a watermark counts it as one.
+    # The end cannot be reached from a beginning: what is proven is the last stretch that has one. A state that stands
+    # in for a gap in front of it is a beginning, and a watermark counts it as one.
     for run in reversed(runs):
         if (begin := _beginning(run)) is not None:
             return _joined(run, begin, run.broken or _gap(run, runs), epoch)

@@ -83,6 +83,7 @@ class CrashPlan:
             and lost.
         trouble: share of the calls outside in which something goes wrong.
         state_bytes: a whole state is saved when the log has grown by so much.
+        dear_s: a version is saved inside a round behind operations on files that took so long.
     """
 
     seed: int
@@ -94,6 +95,7 @@ class CrashPlan:
     store: float = 0.1
     trouble: float = 0.2
     state_bytes: int = 1 << 30
+    dear_s: float = 60.0
 
     @classmethod
     def drawn(cls, seed: int) -> CrashPlan:
@@ -110,6 +112,7 @@ class CrashPlan:
             store=draw.choice([0.0, 0.05, 0.15]),
             trouble=draw.choice([0.0, 0.2, 0.4]),
             state_bytes=draw.choice([1 << 30, 1 << 30, 1500]),
+            dear_s=draw.choice([60.0, 0.0]),
         )
 
 
@@ -226,7 +229,7 @@ class Crashes:
             keeper.service(self._step),
             keeper.state(self._step),
             store,
-            replace(_SETTINGS, state_bytes=self.plan.state_bytes),
+            replace(_SETTINGS, state_bytes=self.plan.state_bytes, dear_s=self.plan.dear_s),
             policies=self._policy,
             hands=self._hands,
             clock=self._clock,
