@@ -36,7 +36,8 @@ from dsec.worker.ledger_reading import read_runs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
 EPISODE = "ep-recovered"
-CHECK = "sh sum.sh 2 3 > answer; grep -qx 5 answer || { echo wanted 5, got $(cat answer); exit 1; }"
+HUGE = "head -c 50000000 /dev/zero | tr '\\0' x; echo;"
+CHECK = f"{HUGE} sh sum.sh 2 3 > answer; grep -qx 5 answer || {{ echo wanted 5, got $(cat answer); exit 1; }}"
 WRONG = shell("echo 'echo $(($1 - $2))' > sum.sh")
 RIGHT = shell("grep -q -- - sum.sh && sed -i 's/-/+/' sum.sh")
 
@@ -78,7 +79,8 @@ def _check_log(directory: Path) -> None:
     assert [record.decision.model.name for record in rounds] == ["claude-sonnet-5"] * 3 + ["claude-opus-5"] * 2
     said = rounds[1].results[0]
     assert isinstance(said, ToolFailed)
-    assert "wanted 5, got -1" in said.detail
+    assert said.detail.endswith("wanted 5, got -1\n")
+    assert len(said.detail) < 9000, "the model is told the end of fifty megabytes"
     assert [event.by for event in events if isinstance(event, EpisodeSteered)] == ["recovery:check_failed"]
     assert [event.model.name for event in events if isinstance(event, ModelChanged)] == ["claude-opus-5"]
     assert len({record.workspace_after for record in rounds}) == 5, "a check is an operation on the workspace"
