@@ -76,6 +76,8 @@ def test_the_same_calls_with_the_same_results_are_stuck_whatever_time_they_took(
     assert failure is not None
     assert (failure.kind, failure.count) == (FailureKind.STUCK, 4)
     assert failure_in(reversed([same(1, 1.0), same(2, 1.0), same(3, 1.0)])) is None
+    waits = [replace(same(number, 30.0), tools_s=30.0) for number in range(1, 9)]
+    assert failure_in(reversed(waits)) is None
     assert failure_in(reversed([*(same(number, 1.0) for number in range(1, 5)), played(5, Run(script="ls"))])) is None
 
 

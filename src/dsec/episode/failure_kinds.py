@@ -28,6 +28,8 @@ MAXIMUM_ROUNDS = 1000
 """That are looked at."""
 STUCK_ROUNDS = 4
 """Rounds in a row with the same calls and the same results."""
+WAITING_S = 10.0
+"""A round whose tools took so long waits for something, and does not go in circles."""
 
 
 class FailureKind(enum.Enum):
@@ -35,7 +37,7 @@ class FailureKind(enum.Enum):
 
     CHECK_FAILED: it was submitted, and its check, or its grade, says that it is not done.
     USELESS: rounds in which nothing could be carried out: no call, unknown tools, garbage.
-    STUCK: the same calls with the same results, again and again.
+    STUCK: the same calls with the same results, again and again, at once.
     TOOLS_FAILED: rounds in which every call that was carried out failed.
     MODEL_FAILED: the model's service refused, broke off or did not answer, also when asked again.
     LOST: the platform failed: a sandbox that is gone, a full disk.
@@ -117,7 +119,7 @@ class _Runs:
     def __init__(self, last: RoundRecord) -> None:
         self._last = last
         self.useless, self.equal, self.failed = int(is_useless(last)), 1, int(_all_failed(last))
-        self._going = [bool(self.useless), True, bool(self.failed)]
+        self._going = [bool(self.useless), last.tools_s < WAITING_S, bool(self.failed)]
 
     def take(self, record: RoundRecord) -> bool:
         """Count the round before; say whether any run goes on."""
@@ -156,7 +158,7 @@ def _all_failed(record: RoundRecord) -> bool:
 
 def _is_same(record: RoundRecord, other: RoundRecord) -> bool:
     """Say whether two rounds asked for the same and got the same, but for the time that it took."""
-    if len(record.results) != len(other.results) or not record.results:
+    if len(record.results) != len(other.results) or not record.results or record.tools_s >= WAITING_S:
         return False
     calls = zip(record.decision.operations, other.decision.operations, strict=True)
     return all(mine.call == theirs.call for mine, theirs in calls) and all(
