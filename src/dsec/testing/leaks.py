@@ -121,7 +121,7 @@ def loop_devices_of(state_dir: Path) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def wait_loop_devices_gone(state_dir: Path, patience_s: float = 20.0) -> None:
+def wait_loop_devices_gone(state_dir: Path, patience_s: float = 60.0) -> None:
     """Wait until no loop device has a file in the state directory. Raises `AssertionError` when one stays.
 
     The kernel lets go of a device after the last mount of it, and a container that starts elsewhere at this moment
