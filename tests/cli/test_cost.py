@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from dsec.base.units import GIB
 from dsec.cli.main import cli
@@ -240,4 +241,12 @@ def test_recovery_shows_what_was_learned_and_what_would_be_tried(tmp_path: Path)
     assert [(one["tries"], one["within_s"]) for one in found["steps"]] == [(30, 8.0), (30, 4.0)]
     late = json.loads(recovery("--json", "--model", "small", "--model", "big", "--deadline", "5s").stdout)
     assert late["decisions"][0]["step"] == "stop"
+    assert found["expected"] is None
+    with ExperienceBook(tmp_path) as book:
+        first = StepTaken(step=Step.FIRST, model="small", failed=check, time_s=10.0, cost_usd=0.01)
+        asyncio.run(book.learn("ep-b", (first, replace(first, failed=None)) * 50))
+    expected = json.loads(recovery("--json", "--model", "small", "--model", "big").stdout)["expected"]
+    assert expected["passes"] == pytest.approx(0.5 + 0.5 * 0.99, abs=0.02)
+    assert expected["cost_usd"] == pytest.approx(0.01 + 0.5 * 0.03, abs=0.002)
+    assert "a submitted task passes with" in recovery("--model", "small", "--model", "big").stderr
     assert "8.0 s" in recovery().stdout

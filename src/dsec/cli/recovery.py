@@ -60,14 +60,17 @@ def recovery(
         worth_usd=worth,
         enough=enough,
     )
-    steps, decisions = _steps(experience), _decisions(experience, rules)
+    steps, decisions, expected = _steps(experience), _decisions(experience, rules), _expected(experience, rules)
     if as_json:
-        print_json({"version": 1, "models": rules.models, "steps": steps, "decisions": decisions})
+        document = {"version": 1, "models": rules.models, "steps": steps, "decisions": decisions, "expected": expected}
+        print_json(document)
         return
     if steps:
         print_table(_STEPS, [_step_row(one) for one in steps])
         print()
     print_table(_DECISIONS, [_decision_row(one) for one in decisions])
+    if expected is not None:
+        note(_told(expected))
     if not steps:
         note("nothing was learned yet: no episode of this worker has ended and is known to have passed or failed")
 
@@ -117,6 +120,36 @@ def _decisions(experience: Experience, rules: RecoveryRules) -> list[dict[str, A
             }
         )
     return found
+
+
+def _expected(experience: Experience, rules: RecoveryRules) -> dict[str, float] | None:
+    """Return what the rules make of a submitted task; None: no beginning of one was seen, or none can be in time."""
+    from dsec.base.errors import InvalidRequestError
+    from dsec.episode.recovery_experience import Step
+    from dsec.episode.recovery_tree import expected_recovery
+
+    if not experience.tries(Step.FIRST, None):
+        return None
+    try:
+        outcome = expected_recovery(rules, experience)
+    except InvalidRequestError:
+        return None
+    return {
+        "passes": outcome.success_share,
+        "in_time": outcome.timely_share,
+        "cost_usd": outcome.cost_usd,
+        "time_s": outcome.time_s,
+    }
+
+
+def _told(expected: dict[str, float]) -> str:
+    from dsec.base.units import format_duration
+    from dsec.cli.cost_output import money
+
+    passes, timely = (f"{100 * expected[name]:.1f}%" for name in ("passes", "in_time"))
+    in_time = "" if passes == timely else f", in time with {timely}"
+    cost, time = money(expected["cost_usd"]), format_duration(expected["time_s"])
+    return f"a submitted task passes with {passes}{in_time}, and takes {time} and {cost} USD on average"
 
 
 def _step_row(one: dict[str, Any]) -> tuple[str, ...]:
