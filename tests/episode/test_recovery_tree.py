@@ -253,3 +253,49 @@ def test_what_is_decided_is_allowed_and_does_not_depend_on_the_order_of_learning
         again = evaluate_plan(plan.steps, state, chosen, experience)
         assert again == plan.outcome
         assert again.success_share + again.failed_share + again.stopped_share == pytest.approx(1)
+
+
+def play_chapter(draw: random.Random, chosen: RecoveryRules, experience: Experience, tasks: int) -> tuple[float, float]:
+    """Play tasks of example 11-8's world by what is decided, learning; return the share that passed, and the mean cost.
+
+    Where the chapter escalates at once no repair helps, nor after the stronger model.
+    """
+    passes = {(Step.REPAIR, CHECK, 0): 0.6, (Step.ESCALATE, CHECK, 1): 0.98, (Step.ESCALATE, STUCK, 1): 0.98}
+    terms = {Step.FIRST: (10.0, 0.010), Step.REPAIR: (4.0, 0.006), Step.ESCALATE: (8.0, 0.030)}
+    passed, cost = 0, 0.0
+    for _ in range(tasks):
+        fate = draw.choices([None, CHECK, STUCK], [0.80, 0.12, 0.08])[0]
+        steps = [StepTaken(step=Step.FIRST, model=SONNET, failed=fate, time_s=10.0, cost_usd=0.010)]
+        state = RecoveryState(after=fate or CHECK, elapsed_s=10.0)
+        while fate is not None:
+            decision = decide_recovery(state, chosen, experience)
+            if decision.step is Step.STOP:
+                break
+            before, (time_s, usd) = fate, terms[decision.step]
+            fate = None if draw.random() < passes.get((decision.step, before, decision.model), 0.0) else before
+            model = chosen.models[decision.model]
+            steps.append(
+                StepTaken(step=decision.step, model=model, after=before, failed=fate, time_s=time_s, cost_usd=usd)
+            )
+            repairs = state.repairs + 1 if decision.step is Step.REPAIR else 0
+            state = RecoveryState(
+                after=before, model=decision.model, repairs=repairs, elapsed_s=state.elapsed_s + time_s
+            )
+        passed += fate is None
+        cost += sum(step.cost_usd or 0.0 for step in steps)
+        experience.learn(steps)
+    return passed / tasks, cost / tasks
+
+
+@pytest.mark.slow
+def test_who_knows_nothing_at_first_comes_to_do_what_the_chapter_does() -> None:
+    draw, experience, chosen = random.Random(11), Experience(), rules()
+    play_chapter(draw, chosen, experience, 500)
+    share, cost = play_chapter(draw, chosen, experience, 3000)
+    assert decide_recovery(RecoveryState(after=CHECK), chosen, experience).step is Step.REPAIR
+    assert decide_recovery(RecoveryState(after=STUCK), chosen, experience).step is Step.ESCALATE
+    assert share == pytest.approx(0.99744, abs=0.004)
+    assert cost == pytest.approx(0.01456, rel=0.06)
+    expected = expected_recovery(chosen, experience)
+    assert expected.success_share == pytest.approx(share, abs=0.01)
+    assert expected.cost_usd == pytest.approx(cost, rel=0.05)
