@@ -54,6 +54,7 @@ class HttpServiceWithKeys:
     Attributes:
         honours_keys: what comes with a known key is answered and not done again.
         faults: what happens to the next requests, one word each; see `_misbehave`. Empty: all is well.
+        effects: operations in the order in which they took effect (1) and were undone (-1).
         done: how often each operation is in effect; counted by key, or by ``?operation=``.
         answers: by operation.
         epochs: the highest epoch seen of each episode.
@@ -64,6 +65,7 @@ class HttpServiceWithKeys:
 
     honours_keys: bool = True
     faults: deque[str] = field(default_factory=deque)
+    effects: list[tuple[str, int]] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     answers: dict[str, bytes] = field(default_factory=dict)
     requests: dict[str, bytes] = field(default_factory=dict)
@@ -155,6 +157,7 @@ class HttpServiceWithKeys:
             name = asked.path.rpartition("/")[2]
             known = self.done.pop(name, 0)
             self.answers.pop(name, None)
+            self.effects += [(name, -1)] * known
             return (200, b"{}") if known else (404, b"{}")
         return self._transfer(asked, name or "nameless")
 
@@ -171,6 +174,7 @@ class HttpServiceWithKeys:
         if arguments.get("amount", 0) > 1000:
             return 400, b'{"error":"so much is not there"}'
         self.done[name] += 1
+        self.effects.append((name, 1))
         self.requests[name] = asked.body
         self.answers[name] = msgspec.json.encode(
             {"transfer": name, **arguments, "text": "x" * arguments.get("long", 0)}
