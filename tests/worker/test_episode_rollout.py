@@ -33,7 +33,7 @@ from dsec.worker.grades import read_grades
 from dsec.worker.job import JobEnd, RolloutRequest, run_rollout
 from dsec.worker.ledger_pricing import price_run
 from dsec.worker.ledger_reading import read_runs
-from dsec.worker.output import read_results
+from dsec.worker.output import read_results, read_rounds
 from dsec.worker.policies.episodes import EpisodeOptions, is_episode_policy
 from dsec.worker.policies.registry import load_policy
 from dsec.worker.settings import RolloutSettings, VerifyIn
@@ -194,6 +194,7 @@ async def test_a_platform_that_fails_in_verification_costs_no_round(run: Run) ->
     assert run.service.asked == [0, 1, 2]
 
 
+@pytest.mark.slow
 async def test_a_model_that_is_gone_leaves_the_attempt_open_and_another_endpoint_goes_on(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +212,7 @@ async def test_a_model_that_is_gone_leaves_the_attempt_open_and_another_endpoint
         assert other.asked == [1, 2]
 
 
+@pytest.mark.slow
 async def test_an_outage_that_uses_up_the_time_says_nothing_about_the_policy(
     run: Run, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +244,24 @@ async def test_tests_may_run_in_a_clean_sandbox(run: Run, make_task: MakeTask, t
     run.request = replace(run.request, settings=replace(run.request.settings, verify_in=VerifyIn.CLEAN))
     assert (await run()).outcome is Outcome.PASSED
     assert await run.sandboxes() == 0
+
+
+async def test_a_rollout_of_episodes_is_replayed_call_by_call_without_a_model(run: Run) -> None:
+    await run()
+    replayed = replace(run.request, policy=f"replay:{run.out}", out=run.out.with_name("again"), rollout_id="rol-again")
+    run.request, recorded = replayed, run.out
+    run.out = replayed.out
+    result = await run()
+    assert (result.outcome, result.rounds) == (Outcome.PASSED, 3)
+    assert result.episode is not None
+    assert result.episode.calls == 0
+    assert len(run.service.asked) == 3
+    calls = [
+        [[operation.call for operation in record.decision.operations] for record in read_rounds(out, one)]
+        for out in (recorded, run.out)
+        for one in read_results(out)[1]
+    ]
+    assert calls[0] == calls[1]
 
 
 async def test_other_models_are_another_rollout_and_other_addresses_are_not(run: Run) -> None:

@@ -179,7 +179,7 @@ async def _stop_on_signal(stop: anyio.Event) -> None:
 
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
-            note("stopping: ending the attempts in flight and removing their sandboxes")
+            note("stopping: ending the attempts in flight and removing their sandboxes; episodes stay as they are")
             stop.set()
             break
 

@@ -52,6 +52,7 @@ from dsec.worker.episodes.drive import CANCELLED
 from dsec.worker.episodes.episode_sandboxes import EPISODE_KEY
 from dsec.worker.episodes.ports import first_version
 from dsec.worker.play import PolicyEnd
+from dsec.worker.policies.port import PolicyContext
 
 ABSENCE_S = 4 * 3600.0
 """For so long the sandbox of an episode waits for a runner that died or was interrupted."""
@@ -185,10 +186,11 @@ class EpisodeAttempt(Attempt):
     def _episode_spec(self, current: Try) -> EpisodeSpec:
         task, options, policy = self._task, self._context.options, self._context.policy
         assert policy.episode is not None
+        context = PolicyContext(task=task, attempt=self._number, environ=self._context.settings.environ)
         return EpisodeSpec(
             task=task.name,
             instruction=task.instruction,
-            policy=policy.episode(task),
+            policy=policy.episode(context),
             environment=EpisodeEnvironment(
                 sandbox=self._spec(current.image, slack_s=LIFETIME_SLACK_S + ABSENCE_S),
                 mode=options.mode,

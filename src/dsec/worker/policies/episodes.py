@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import InvalidRequestError
+from dsec.base.errors import InvalidRequestError, NotFoundError
 from dsec.episode.durability import EVERY_ROUND, Durability
 from dsec.episode.endpoint import ModelEndpoint
-from dsec.episode.spec import AgentPolicy, EnvironmentMode, PluginPolicy, PolicySpec, ScaffoldPolicy
+from dsec.episode.spec import (
+    AgentPolicy,
+    EnvironmentMode,
+    PluginPolicy,
+    PolicySpec,
+    ScaffoldPolicy,
+    ScriptPolicy,
+    ScriptRound,
+)
+from dsec.worker.output import read_results, read_rounds
 from dsec.worker.policies.port import Policy, PolicyContext, PolicySource
-from dsec.worker.tasks.task import Task
 
 AGENT = "agent"
 _SCAFFOLD, _PLUGIN = "scaffold", "episode"
@@ -75,9 +85,9 @@ def _maker(name: str, options: EpisodeOptions) -> _SpecMaker:
 class _SpecMaker:
     policy: PolicySpec
 
-    def __call__(self, task: Task) -> PolicySpec:
+    def __call__(self, context: PolicyContext) -> PolicySpec:
         if isinstance(self.policy, ScaffoldPolicy):
-            return msgspec.structs.replace(self.policy, timeout_s=task.agent_timeout_s)
+            return msgspec.structs.replace(self.policy, timeout_s=context.task.agent_timeout_s)
         return self.policy
 
 
@@ -89,6 +99,38 @@ def _fingerprint(name: str, options: EpisodeOptions) -> str:
     ]
     said = msgspec.json.encode([name, models, options.seed])
     return f"{name.partition(':')[0]}:{hashlib.sha256(said).hexdigest()[:16]}"
+
+
+def replay_source(name: str, out: Path) -> PolicySource:
+    """Return the policy that does again, in episodes, what the episodes of an earlier rollout did.
+
+    Args:
+        name: as on the command line.
+        out: of that rollout.
+    """
+    return PolicySource(
+        name=name, fingerprint=f"replay:{out.resolve()}", make=_no_rounds, episode=partial(_recorded, out)
+    )
+
+
+def _recorded(out: Path, context: PolicyContext) -> PolicySpec:
+    """Return the rounds of the recorded attempt; a rollout with fewer attempts is gone through again and again."""
+    results = [result for result in read_results(out)[1] if result.task == context.task.name and result.episode]
+    if not results:
+        raise NotFoundError(
+            f"{out} has no episode of task {context.task.name}", resolution="name the --out of a run that has"
+        )
+    results.sort(key=lambda result: result.attempt)
+    rounds = read_rounds(out, results[(context.attempt - 1) % len(results)])
+    return ScriptPolicy(
+        rounds=tuple(
+            ScriptRound(
+                calls=tuple(operation.call for operation in record.decision.operations),
+                message=record.decision.message,
+            )
+            for record in rounds
+        )
+    )
 
 
 def _no_rounds(context: PolicyContext) -> Policy:

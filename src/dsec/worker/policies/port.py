@@ -55,11 +55,11 @@ class PolicySource:
         fingerprint: changes when what it does changes; a run is resumed only with the same.
         make: makes the policy of one try.
         check: raises `TaskFormatError` for a task that the policy cannot be used on.
-        episode: says who decides the episode of a task; None: `make` is called, and no attempt is an episode.
+        episode: says who decides the episode of an attempt; None: `make` is called, and no attempt is an episode.
     """
 
     name: str
     fingerprint: str
     make: PolicyFactory
     check: Callable[[Task], None] = _accept
-    episode: Callable[[Task], PolicySpec] | None = None
+    episode: Callable[[PolicyContext], PolicySpec] | None = None

@@ -15,7 +15,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from dsec.base.errors import InvalidRequestError, NotFoundError
-from dsec.worker.policies.episodes import EpisodeOptions, episode_source, is_episode_policy
+from dsec.worker.layout import WORKER_NAME
+from dsec.worker.policies.episodes import EpisodeOptions, episode_source, is_episode_policy, replay_source
 from dsec.worker.policies.nop import NopPolicy
 from dsec.worker.policies.oracle import OraclePolicy, check_solution
 from dsec.worker.policies.port import Policy, PolicyContext, PolicyFactory, PolicySource
@@ -40,6 +41,8 @@ def _script(name: str, path: Path) -> PolicySource:
 def _replay(name: str, out: Path) -> PolicySource:
     if not (out / "attempts").is_dir():
         raise NotFoundError(f"{out} holds no recorded attempts", resolution="name the --out of an earlier run")
+    if (out / WORKER_NAME).is_dir():
+        return replay_source(name, out)
     return PolicySource(name=name, fingerprint=f"replay:{out.resolve()}", make=functools.partial(replay_policy, out))
 
 
