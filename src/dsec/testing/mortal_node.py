@@ -67,7 +67,9 @@ class MortalNode:
                 if several.split(Killed)[1] is not None:
                     raise
             finally:
-                self._node, self._up = None, anyio.Event()
+                self._node = None
+                if self._up.is_set():  # Whoever waits for a node that died while it started waits for the next.
+                    self._up = anyio.Event()
                 self.deaths += self._faults.dead
 
     async def call(self, act: Callable[[Node], Awaitable[Any]]) -> Any:

@@ -60,6 +60,8 @@ def rounds_between(rounds: Sequence[RoundRecord], *, base: str, wanted: str) -> 
     Raises:
         InvalidStateError: they do not lead there.
     """
+    if base == wanted:
+        return []
     found: list[RoundRecord] = []
     for record in reversed(rounds):
         if record.workspace_after == wanted or found:

@@ -50,6 +50,8 @@ class EnvironmentWorkspace:
             held |= (await self._snapshots()).keys() & missing
         if self._may_replay():
             held.add(self._context.progress.workspace)
+        if not self._sandbox.is_given:
+            held.add(first_version(self._context.episode_id))  # What the image and the spec make.
         return held
 
     async def save(self, number: int) -> str:
@@ -104,7 +106,8 @@ class EnvironmentWorkspace:
         await self._begin_from(base)
         report = await replay(rounds, self._sandbox)
         await self._judge(report, base)
-        await context.state.checkpoint(self._sandbox.sandbox_id, CheckpointRequest(name=version, hooks=False))
+        if version != base:
+            await context.state.checkpoint(self._sandbox.sandbox_id, CheckpointRequest(name=version, hooks=False))
         self.replayed = report
         await self._meter.note_once(
             self._sandbox.sandbox_id,
