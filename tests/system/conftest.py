@@ -58,7 +58,7 @@ def other_state_dir(image_store: Path) -> Iterator[Path]:
         yield state
 
 
-def _leave(state: Path) -> None:
+def leave(state: Path) -> None:
     """Do what `dsec down --destroy` does. Where a test has destroyed its sandboxes and ended its node, no other has to
     start for that, which takes longer than many a test."""
     if is_held(state, NODE) or not (state / "node.id").exists() or Leaks.read(state).described(swap=False):
@@ -77,7 +77,7 @@ def _made_state_dir(image_store: Path) -> Iterator[Path]:
     try:
         shutil.copytree(image_store, state / "images", symlinks=True)
         yield state
-        _leave(state)
+        leave(state)
         left = Leaks.read(state)
         assert not left.described()
         wait_loop_devices_gone(state)

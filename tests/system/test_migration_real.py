@@ -17,6 +17,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from tests.system.conftest import leave
 
 from dsec.base.errors import DsecError, InvalidRequestError, SandboxMovedError, SandboxNotFoundError, WrongNodeError
 from dsec.model.fleet import DrainProgress, DrainReport
@@ -46,7 +47,7 @@ def dsec(state_dir: Path, *arguments: str, **environment: str) -> str:
 
 
 @pytest.fixture
-def pair(image_root: Path) -> Iterator[NodePair]:
+def pair(image_store: Path) -> Iterator[NodePair]:
     """Two nodes that run; at the end nothing of them is left on the host."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
@@ -56,8 +57,7 @@ def pair(image_root: Path) -> Iterator[NodePair]:
     try:
         for state in states:
             state.mkdir(mode=0o700)
-            dsec(state, "image", "import", str(image_root), "--name", IMAGE)
-            dsec(state, "down")
+            shutil.copytree(image_store, state / "images", symlinks=True)
         pair = node_pair(*states)
         nodes += [pair.here, pair.there]
         for node in nodes:
@@ -66,7 +66,7 @@ def pair(image_root: Path) -> Iterator[NodePair]:
         for node in nodes:
             if node.is_running:
                 node.stop()
-            dsec(node.state_dir, "down", "--destroy")
+            leave(node.state_dir)
             assert not Leaks.read(node.state_dir).described()
             wait_loop_devices_gone(node.state_dir)
     finally:
