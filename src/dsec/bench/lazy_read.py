@@ -29,7 +29,7 @@ from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.conversion import LayerFile, fetch_manifest, publish
 from dsec.images.lazy.layer_mounts import LazyMounts
 from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.server import LayerServer, LayerServerOptions
+from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
 from dsec.images.lazy.source import ObjectSource
 from dsec.images.lazy.stored import CHUNK_BYTES
 from dsec.images.staging import remove_tree
@@ -170,8 +170,9 @@ class _Lazy:
             cache = LayerCache(directory / "cache")
             stack.callback(cache.close)
             options = LayerServerOptions(flush_interval_s=_FAR_S)
-            server = LayerServer(cache, directory / "served", [ObjectSource(store)], options)
+            server = LayerServer(cache, mount_below(directory / "served")[0], [ObjectSource(store)], options)
             stack.callback(server.close)
+            server.start()
             stack.callback(remove_tree, directory / "mounts")
             root = LazyMounts(directory / "mounts", server).ensure(manifest)
             yield cls(server, manifest, _Way(root / "large", server.layer(manifest.id).path))

@@ -12,12 +12,13 @@ the connection likewise, where the kernel can do that (Linux 6.14).
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,7 @@ _MAJOR, _MINOR = 7, 43
 _ASYNC_READ, _ASYNC_DIO, _MAX_PAGES, _INIT_EXT = 1, 1 << 15, 1 << 22, 1 << 30
 _REQUEST_TIMEOUT = 1 << 10
 """In the second word of flags."""
+_NOTIFY_RESEND = 7
 _DIRECT_IO = 1
 _PAGES = 256
 _READ_BYTES = _PAGES * 4096
@@ -88,34 +90,56 @@ class ReadOnlyFiles:
     read: Callable[[ReadRequest], None]
 
 
-class FuseSession:
-    """A mounted directory of read-only files.
+class FuseMount:
+    """A mounted FUSE directory and the connection to the kernel behind it, which one session at a time serves.
+
+    Processes that are forked share the connection: it ends with the last of them that holds it, so that one which keeps
+    it and does nothing else lets another take over from a session that was killed.
 
     Args:
         target: an existing directory to mount at.
-        files: what it shows.
-        request_timeout_s: see the module.
     """
 
-    def __init__(self, target: Path, files: ReadOnlyFiles, *, request_timeout_s: int = 0) -> None:
+    def __init__(self, target: Path) -> None:
         self.target = target
-        self._files = files
-        self._request_timeout_s = request_timeout_s
-        self._names: dict[str, int] = {}
-        self._sizes: dict[int, tuple[str, int]] = {}
-        self._lock = threading.Lock()
-        self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-        options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={_READ_BYTES}"
-        try:
-            mounts.mount("dsec", target, "fuse", mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV, options)
-        except OSError:
-            os.close(self._device)
-            raise
-        self._threads: list[threading.Thread] = []
-        self._closed = False
+        self.device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         # Closed with the last reference, never before: an answer that comes late must not go to a descriptor that has
         # become another file's.
-        weakref.finalize(self, os.close, self._device)
+        self._finalizer = weakref.finalize(self, os.close, self.device)
+        options = f"fd={self.device},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={_READ_BYTES}"
+        mounts.mount("dsec", target, "fuse", mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV, options)
+        self._is_mounted = True
+
+    def close(self) -> None:
+        """Unmount. Files that are held open fail from now on, and so does what is asked at the moment. Idempotent."""
+        if not self._is_mounted:
+            return
+        self._is_mounted = False
+        try:
+            # By force: the connection ends, also for who holds a file open, so that nobody hangs on us.
+            mounts.unmount(self.target, force=True)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            mounts.unmount(self.target, detach=True)
+
+
+class FuseSession:
+    """Serves a mounted directory of read-only files.
+
+    Args:
+        mount: the directory.
+        files: what it shows.
+        request_timeout_s: see the module; 0: none.
+    """
+
+    def __init__(self, mount: FuseMount, files: ReadOnlyFiles, *, request_timeout_s: int = 0) -> None:
+        self._mount = mount
+        self._device = mount.device
+        self._files = files
+        self._request_timeout_s = request_timeout_s
+        self._sizes: dict[int, tuple[str, int]] = {}
+        self._threads: list[threading.Thread] = []
 
     def start(self, threads: int = 2) -> None:
         """Serve from so many threads until the directory is unmounted."""
@@ -124,18 +148,26 @@ class FuseSession:
             thread.start()
             self._threads.append(thread)
 
-    def close(self) -> None:
-        """Unmount and end. Files that are held open fail from now on. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+    def resume(self, names: Iterable[str], threads: int = 2) -> None:
+        """Serve on in place of a session that was killed: what the kernel had asked that one, it asks this one again
+        (Linux 6.9).
+
+        Args:
+            names: of the files that were shown, all of which the kernel may know.
+            threads: see `start`.
+        """
+        for name in names:
+            self._known(name)
+        self.start(threads)
         try:
-            # By force: the connection ends, also for who holds a file open, so that nobody hangs on us.
-            mounts.unmount(self.target, force=True)
+            os.write(self._device, _OUT.pack(_OUT.size, _NOTIFY_RESEND, 0))
         except OSError as error:
-            if error.errno != errno.EBUSY:
+            if error.errno != errno.EINVAL:
                 raise
-            mounts.unmount(self.target, detach=True)
+            # An older kernel: who waits for an answer of the dead waits until the request times out.
+
+    def join(self) -> None:
+        """Wait until the directory is unmounted and nothing serves it any more."""
         for thread in self._threads:
             thread.join()
 
@@ -159,7 +191,9 @@ class FuseSession:
             self._handle(operation, unique, node, memoryview(message)[_IN.size : length])
 
     def _handle(self, operation: int, unique: int, node: int, body: memoryview) -> None:
-        if operation == _READ:
+        if node > _ROOT and node not in self._sizes and operation not in _SILENT:
+            self.reply(unique, b"", errno.ESTALE)
+        elif operation == _READ:
             self._read(unique, node, body)
         elif operation == _LOOKUP:
             self._look_up(unique, node, body)
@@ -191,14 +225,19 @@ class FuseSession:
 
     def _look_up(self, unique: int, node: int, body: memoryview) -> None:
         name = bytes(body).rstrip(b"\0").decode(errors="replace")
-        size = self._files.size_of(name) if node == _ROOT else None
-        if size is None:
+        if node != _ROOT or self._files.size_of(name) is None:
             self.reply(unique, b"", errno.ENOENT)
             return
-        with self._lock:
-            number = self._names.setdefault(name, len(self._names) + _ROOT + 1)
-            self._sizes[number] = (name, size)
+        number = self._known(name)
         self.reply(unique, _ENTRY.pack(number, 0, _KEPT_S, _KEPT_S, 0, 0) + self._attributes(number))
+
+    def _known(self, name: str) -> int:
+        """Return the number of a file that there is: the same in every process, since the kernel remembers it."""
+        size = self._files.size_of(name)
+        assert size is not None
+        number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little") + _ROOT + 1
+        self._sizes[number] = (name, size)
+        return number
 
     def _attributes(self, node: int) -> bytes:
         mode, size = stat.S_IFDIR | 0o500, 0

@@ -14,6 +14,7 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from dsec.linux import syscalls
 
@@ -59,6 +60,14 @@ def backing_file(device: str) -> tuple[int, int] | None:
     # The kernel reports its own encoding (new_encode_dev): 12 bits of major between 20 of minor.
     major, minor = (kernel_device >> 8) & 0xFFF, (kernel_device & 0xFF) | ((kernel_device >> 12) & 0xFFF00)
     return os.makedev(major, minor), inode
+
+
+def backing_path(device: str) -> str:
+    """Return the path of the file behind a loop device, as the kernel has it now; empty when it has none."""
+    try:
+        return Path(f"/sys/block/{device.removeprefix('/dev/')}/loop/backing_file").read_text().rstrip("\n")
+    except FileNotFoundError:
+        return ""
 
 
 def find(path: str | os.PathLike[str]) -> str | None:

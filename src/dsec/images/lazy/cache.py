@@ -92,6 +92,12 @@ class LayerCache:
             self._holds[manifest.id] = self._holds.get(manifest.id, 0) + 1
             return layer
 
+    def manifest(self, manifest_id: str) -> LayerManifest | None:
+        """Return a manifest of a layer of the cache; None when it has not got it."""
+        with self._mutex:
+            layer = self._layers.get(manifest_id)
+            return None if layer is None else layer.manifest
+
     def release(self, layer: CachedLayer) -> None:
         """Hold a layer no more; it may be taken away when room is needed."""
         with self._mutex:

@@ -26,6 +26,10 @@ _FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
 _DAMAGED = (errno.EINVAL, errno.EUCLEAN, errno.EIO, errno.EOPNOTSUPP)
 
 
+def _already() -> None:
+    """Do nothing: the server runs."""
+
+
 class LazyMounts:
     """The mount points of a server's layers. Methods may be called from any thread.
 
@@ -62,25 +66,32 @@ class LazyMounts:
                     raise
             return target
 
-    def adopt(self, manifest_of: Callable[[str], LayerManifest]) -> tuple[str, ...]:
+    def adopt(
+        self, manifest_of: Callable[[str], LayerManifest], *, serve: Callable[[], None] = _already
+    ) -> tuple[str, ...]:
         """Serve the layers that a former server mounted and return their manifests' names. Called once, at the start.
 
         A layer whose manifest cannot be had stays mounted and fails its reads, since sandboxes use it; it is left out.
 
         Args:
             manifest_of: returns a manifest by its name, or raises `DsecError`.
+            serve: starts or resumes the server, between showing the layers and letting devices read them.
         """
-        adopted = []
+        adopted: dict[str, Path] = {}
         with self._lock:
-            for manifest_id, device in self._devices().items():
+            devices = self._devices()
+            for manifest_id in devices:
                 try:
                     shown = self._server.show(manifest_of(manifest_id))
                 except DsecError:
                     continue
                 layer = self._server.layer(manifest_id)
-                loop.change_file(device, layer.path if layer.is_complete else shown)
-                adopted.append(manifest_id)
-        self._server.sweep()
+                adopted[manifest_id] = layer.path if layer.is_complete else shown
+            serve()
+            for manifest_id, file in adopted.items():
+                # Not where it reads the right file already: exchanging it would wait for what nobody answers yet.
+                if loop.backing_path(devices[manifest_id]) != str(file):
+                    loop.change_file(devices[manifest_id], file)
         return tuple(adopted)
 
     def unmount(self, manifest_id: str) -> bool:

@@ -23,11 +23,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from dsec.base.errors import DsecError, StoreUnavailableError
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.conversion import fetch_manifest
 from dsec.images.lazy.fetching import Fetcher, LayerEvent, LayerEventKind, layer_event, open_fetcher
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.source import ChunkSource
-from dsec.images.staging import remove_tree
-from dsec.linux.fuse import FuseSession, ReadOnlyFiles, ReadRequest
+from dsec.linux.fuse import FuseMount, FuseSession, ReadOnlyFiles, ReadRequest
+from dsec.stores.objects import ObjectStore
 
 
 def _to_nobody(told: object) -> None:
@@ -56,7 +57,7 @@ class LayerServer:
 
     Args:
         cache: the layers; the caller closes it after the server.
-        directory: where it mounts, in a directory of its own; what a killed server left there is unmounted.
+        mount: where they are shown; the caller closes it after the server.
         sources: of chunks, asked one after the other.
         options: how it behaves.
     """
@@ -64,33 +65,39 @@ class LayerServer:
     def __init__(
         self,
         cache: LayerCache,
-        directory: Path,
+        mount: FuseMount,
         sources: Sequence[ChunkSource],
         options: LayerServerOptions = LayerServerOptions(),
     ) -> None:
         self.cache = cache
+        self.mount = mount
         self._options = options
         self._layers: dict[str, CachedLayer] = {}
         self._complete: set[str] = set()
         self.on_complete: Callable[[str], None] = _to_nobody
         """Called once with the name of a manifest when all of its layer is here, from a thread of the server's."""
         self._stopping = threading.Event()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Nothing but mount points stands there; those of the dead cannot even be asked what they are.
-        self._left_over = list(directory.iterdir())
-        self._target = directory / secrets.token_hex(8)
-        self._target.mkdir(mode=0o700)
+        self._flusher = threading.Thread(target=self._flush_now_and_then, name="layer-flush", daemon=True)
+        files = ReadOnlyFiles(size_of=self._size_of, read=self._read)
+        # Twice the deadline, after which the kernel ends a server that does not even say no.
+        timeout_s = math.ceil(2 * options.read_timeout_s)
+        self._session = FuseSession(mount, files, request_timeout_s=timeout_s)
         with ExitStack() as stack:
             self._portal: BlockingPortal = stack.enter_context(start_blocking_portal())
             opening = open_fetcher(cache, sources, timeout_s=options.source_timeout_s, on_event=options.on_event)
             self._fetcher: Fetcher = stack.enter_context(self._portal.wrap_async_context_manager(opening))
-            files = ReadOnlyFiles(size_of=self._size_of, read=self._read)
-            # Twice the deadline, after which the kernel ends a server that does not even say no.
-            self._session = FuseSession(self._target, files, request_timeout_s=math.ceil(2 * options.read_timeout_s))
-            stack.callback(self._session.close)
-            self._session.start()
             self._stack = stack.pop_all()
-        self._flusher = threading.Thread(target=self._flush_now_and_then, name="layer-flush", daemon=True)
+
+    def start(self) -> None:
+        """Serve. Called once."""
+        self._session.start()
+        self._flusher.start()
+
+    def resume(self) -> None:
+        """Serve on in place of a server of the same mount that was killed, in place of `start`: every layer that it
+        showed must be shown already. What it was asked and did not answer, this one answers.
+        """
+        self._session.resume(self._layers)
         self._flusher.start()
 
     @property
@@ -113,7 +120,11 @@ class LayerServer:
                 self.cache.release(layer)
                 raise
             self._layers[manifest.id] = layer
-        return self._target / manifest.id
+        return self.mount.target / manifest.id
+
+    def manifest(self, store: ObjectStore, manifest_id: str) -> LayerManifest:
+        """Return a manifest: of the cache, or of a store. Raises as `fetch_manifest`."""
+        return self.cache.manifest(manifest_id) or self._portal.call(fetch_manifest, store, manifest_id)
 
     def hide(self, manifest_id: str) -> None:
         """Show a layer no more; it may leave the cache. Idempotent."""
@@ -130,21 +141,16 @@ class LayerServer:
         """Fetch chunks of a layer that is shown, before anybody reads them. Raises as `show`."""
         self._portal.call(self._fetcher.bring, self._layers[manifest_id], positions)
 
-    def sweep(self) -> None:
-        """Unmount what killed servers left. Called once nothing reads their files any more."""
-        for path in self._left_over:
-            remove_tree(path)
-        self._left_over = []
-
     def close(self) -> None:
-        """End: files that are still read fail from now on. What was fetched is recorded. Idempotent."""
+        """End: unmount, so that files which are still read fail from now on; record what was fetched. Idempotent."""
         self._stopping.set()
+        self.mount.close()
+        self._session.join()
         self._stack.close()
-        self._flusher.join()
+        if self._flusher.is_alive():
+            self._flusher.join()
         for manifest_id in list(self._layers):
             self.hide(manifest_id)
-        if self._target.exists():
-            self._target.rmdir()
 
     def _size_of(self, name: str) -> int | None:
         layer = self._layers.get(name)
@@ -213,3 +219,16 @@ def _as_ours(error: DsecError | OSError, timeout_s: float) -> DsecError:
             f"no source gave the chunk within {timeout_s:g} s", resolution="look at the sources, and at the network"
         )
     return StoreUnavailableError(f"the layer cache failed: {error}", resolution="look at the disk of the cache")
+
+
+def mount_below(directory: Path) -> tuple[FuseMount, tuple[Path, ...]]:
+    """Mount a new FUSE directory below a directory that holds nothing else; return it, and those that the dead left.
+
+    The latter are to be removed (`dsec.images.staging.remove_tree`) once no device reads from them any more.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Nothing but mount points stands there; those of the dead cannot even be asked what they are.
+    left_over = tuple(directory.iterdir())
+    target = directory / secrets.token_hex(8)
+    target.mkdir(mode=0o700)
+    return FuseMount(target), left_over

@@ -1,0 +1,106 @@
+"""Speak to the daemon that serves layers, starting it where none runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from dsec.base.errors import NodeUnavailableError
+from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Status, Unmount, receive, send
+
+_START_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 120.0
+_POLL_S = 0.02
+_LOG_TAIL_BYTES = 2000
+
+
+class LayerDaemon:
+    """The daemon of one directory. Its methods block; they may be called from any thread and process.
+
+    Args:
+        root: its directory.
+        store_url: the object store that it takes layers from, for when it is started.
+        cache_limit_bytes: bound of its cache, likewise; None: the default.
+    """
+
+    def __init__(self, root: Path, store_url: str, *, cache_limit_bytes: int | None = None) -> None:
+        self._root = root
+        self._arguments = [str(root), store_url]
+        if cache_limit_bytes is not None:
+            self._arguments.append(str(cache_limit_bytes))
+
+    def mount(self, manifest_id: str) -> Path:
+        """Make a layer readable and return where; costs a round trip when it is mounted already. Idempotent.
+
+        Raises:
+            ObjectNotFoundError: the store has not got its manifest.
+            StoreUnavailableError, StateCorruptedError: its manifest or metadata cannot be had.
+            NodeUnavailableError: no daemon answers, and none can be started.
+        """
+        return Path(self._ask(Mount(manifest=manifest_id)).path)
+
+    def unmount(self, manifest_id: str) -> bool:
+        """Unmount a layer; return False when something of it is open."""
+        return self._ask(Unmount(manifest=manifest_id)).done
+
+    def status(self) -> Answer:
+        """Say what it serves."""
+        return self._ask(Status())
+
+    def _ask(self, request: Request) -> Answer:
+        """Ask; a server that was killed meanwhile is asked again, which is safe as every request is idempotent."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                return self._asked(request).checked()
+            except (ConnectionError, FileNotFoundError, _ServerGoneError):
+                if time.monotonic() > deadline or not self._is_started():
+                    raise self._not_there() from None
+                time.sleep(_POLL_S)
+
+    def _asked(self, request: Request) -> Answer:
+        directory = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_ANSWER_TIMEOUT_S)
+                connection.connect(f"/proc/self/fd/{directory}/serve.sock")
+                send(connection, request)
+                try:
+                    return msgspec.json.decode(receive(connection), type=Answer)
+                except (NodeUnavailableError, msgspec.MsgspecError) as error:
+                    raise _ServerGoneError from error
+        except TimeoutError as error:
+            raise self._not_there() from error
+        finally:
+            os.close(directory)
+
+    def _is_started(self) -> bool:
+        """Start a keeper, in a session of its own, and wait until it takes requests; one that finds another leaves."""
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self._root / "daemon.log").open("ab") as log:
+            started = subprocess.run(
+                [sys.executable, "-m", "dsec.images.lazy.daemon", *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                check=False,
+            )
+        return started.returncode == 0
+
+    def _not_there(self) -> NodeUnavailableError:
+        log = self._root / "daemon.log"
+        tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") if log.exists() else ""
+        return NodeUnavailableError(
+            f"the layer daemon of {self._root} does not answer", detail=tail, resolution=f"look into {log}"
+        )
+
+
+class _ServerGoneError(Exception):
+    """The server ended before it answered."""

@@ -1,0 +1,235 @@
+"""The process that serves lazily loaded layers of one store, apart from the node, so that a node's end takes nothing
+from its sandboxes.
+
+Theory. Two processes. The *keeper* opens the FUSE mount and the socket, forks the *server*, and then does nothing but
+wait: it has no thread, no event loop and no request that could bring it down. When the server is killed, the keeper,
+which still holds the connection to the kernel, forks another: it shows the same layers and has the kernel ask again
+what the dead one had not answered (`FuseSession.resume`). Reads wait for some milliseconds, and none fails. Only when
+the keeper dies too do reads fail, until somebody needs a layer and starts a new keeper, which takes the mounts over.
+
+A server dies with its keeper. A server that dies again and again is given up after some tries, and the keeper ends.
+
+Layout of `root`: ``keeper.lock``, ``serve.sock``, ``cache/`` (docs/formats/layer-cache.md), ``served/`` (FUSE),
+``mounts/`` (the layers), ``events.jsonl``, ``daemon.log``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from dsec.base.errors import DsecError, InvalidRequestError
+from dsec.images.durable import try_lock
+from dsec.images.lazy.cache import DEFAULT_LIMIT_BYTES, LayerCache
+from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Status, Unmount, receive, send
+from dsec.images.lazy.fetching import LayerEvent
+from dsec.images.lazy.layer_mounts import LazyMounts
+from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
+from dsec.images.lazy.source import ObjectSource
+from dsec.images.staging import remove_tree
+from dsec.linux import syscalls
+from dsec.linux.fuse import FuseMount
+from dsec.stores.objects import ObjectStore
+from dsec.stores.opening import open_store
+
+_PR_SET_PDEATHSIG = 1
+_EVENTS_BYTES = 8 << 20
+"""After so many, the file of events is put aside, in place of the one that was put aside before."""
+_TRIES = 5
+_LONG_LIVED_S = 10.0
+"""A server that lived that long may be replaced as often as the first."""
+_CONNECTIONS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions:
+    """What a daemon is for.
+
+    Attributes:
+        root: its directory.
+        store_url: the object store that layers come from.
+        cache_limit_bytes: bound on content bytes of its cache.
+    """
+
+    root: Path
+    store_url: str
+    cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+
+def keep(options: DaemonOptions) -> int:
+    """Serve until SIGTERM; return an exit status. Returns at once where another keeper serves.
+
+    The process that calls ends as soon as requests are taken, with status 0; it is a child of its that keeps.
+    """
+    options.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = options.root / "keeper.lock"
+    lock.touch(mode=0o600)
+    lock_fd = try_lock(lock)
+    if lock_fd is None:
+        return 0
+    listener = _listen(options.root)
+    mount, left_over = mount_below(options.root / "served")
+    if os.fork():
+        os._exit(0)
+    try:
+        return _keep(options, listener, mount, left_over)
+    finally:
+        # Layers stay mounted, and fail their reads until the next keeper takes them over.
+        mount.close()
+        remove_tree(mount.target)
+        os.close(lock_fd)
+
+
+def _listen(root: Path) -> socket.socket:
+    """Listen on a new socket; through the directory's descriptor, as a socket's path may have 107 bytes only."""
+    listener = socket.socket(socket.AF_UNIX)
+    directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        (root / "serve.sock").unlink(missing_ok=True)
+        listener.bind(f"/proc/self/fd/{directory}/serve.sock")
+    finally:
+        os.close(directory)
+    listener.listen(_CONNECTIONS)
+    return listener
+
+
+def _keep(options: DaemonOptions, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...]) -> int:
+    tries, server, is_ending = _TRIES, 0, False
+
+    def end(*_: object) -> None:
+        nonlocal is_ending
+        is_ending = True
+        if server:
+            os.kill(server, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    is_first = True
+    while tries and not is_ending:
+        began = time.monotonic()
+        server = os.fork()
+        if server == 0:
+            _become_server(partial(_serve, options, listener, mount, left_over, is_first=is_first))
+        _, status = os.waitpid(server, 0)
+        server = 0
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            return 0
+        is_first = False
+        tries = _TRIES if time.monotonic() - began > _LONG_LIVED_S else tries - 1
+    return 0 if is_ending else 1
+
+
+def _become_server(serve: Callable[[], None]) -> None:
+    """Run `serve` in this forked process, which never returns from here."""
+    status = 1
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        syscalls.libc_call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() == 1:
+            return  # The keeper died before we could say that we want to die with it.
+        serve()
+    except Exception:  # noqa: BLE001 - the last frame of a process: what it was goes to the log, and the keeper goes on.
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _serve(
+    options: DaemonOptions, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...], *, is_first: bool
+) -> None:
+    store = open_store(options.store_url)
+    cache = LayerCache(options.root / "cache", limit_bytes=options.cache_limit_bytes)
+    events = EventFile(options.root / "events.jsonl")
+    server = LayerServer(cache, mount, [ObjectSource(store)], LayerServerOptions(on_event=events.add))
+    mounts = LazyMounts(options.root / "mounts", server)
+    mounts.adopt(lambda name: server.manifest(store, name), serve=server.start if is_first else server.resume)
+    for path in left_over:
+        remove_tree(path)
+    door = _Door(server, mounts, store)
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=door.answer, args=(connection,), daemon=True).start()
+
+
+class EventFile:
+    """Layer events, a JSON object a line; the oldest go when there are too many.
+
+    Args:
+        path: the file.
+        limit_bytes: from this size on it is put aside, as ``<name>.1``.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int = _EVENTS_BYTES) -> None:
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+
+    def add(self, event: LayerEvent) -> None:
+        """Write an event; where the disk is full it is lost."""
+        line = msgspec.json.encode({"wall_s": time.time(), **msgspec.to_builtins(event)}) + b"\n"
+        with self._lock, contextlib.suppress(OSError):
+            with self._path.open("ab", buffering=0) as file:
+                file.write(line)
+                size = file.tell()
+            if size > self._limit_bytes:
+                self._path.rename(self._path.with_name(self._path.name + ".1"))
+
+
+class _Door:
+    """Answers requests: one a connection."""
+
+    def __init__(self, server: LayerServer, mounts: LazyMounts, store: ObjectStore) -> None:
+        self._server = server
+        self._mounts = mounts
+        self._store = store
+
+    def answer(self, connection: socket.socket) -> None:
+        """Read a request from a connection and answer it. A client that goes away is nobody's trouble."""
+        with connection, contextlib.suppress(OSError):
+            try:
+                answer = self._answered(msgspec.json.decode(receive(connection), type=Request))
+            except msgspec.MsgspecError as error:
+                answer = Answer.of(InvalidRequestError("that is no request", detail=str(error)))
+            except DsecError as error:
+                answer = Answer.of(error)
+            send(connection, answer)
+
+    def _answered(self, request: Request) -> Answer:
+        if isinstance(request, Mount):
+            manifest = self._server.manifest(self._store, request.manifest)
+            return Answer(path=str(self._mounts.ensure(manifest)))
+        if isinstance(request, Unmount):
+            return Answer(done=self._mounts.unmount(request.manifest))
+        assert isinstance(request, Status)
+        return Answer(
+            mounted=tuple(sorted(self._mounts.mounted())),
+            fetched_bytes=self._server.fetched_bytes,
+            cached_bytes=self._server.cache.statistics().content_bytes,
+            pid=os.getpid(),
+            keeper_pid=os.getppid(),
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Keep a daemon: ``python -m dsec.images.lazy.daemon ROOT STORE_URL [CACHE_LIMIT_BYTES]``."""
+    root, store_url, *limit = arguments
+    return keep(
+        DaemonOptions(
+            root=Path(root), store_url=store_url, cache_limit_bytes=int(limit[0]) if limit else DEFAULT_LIMIT_BYTES
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

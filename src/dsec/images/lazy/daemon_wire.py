@@ -1,0 +1,99 @@
+"""What a layer daemon is asked and answers: one JSON line each way, one exchange a connection, over a unix socket."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+
+from dsec.base.errors import DsecError, NodeUnavailableError, error_from_code
+
+_MAXIMUM_LINE_BYTES = 1 << 20
+
+
+class _Tagged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="op"):
+    pass
+
+
+class Mount(_Tagged, frozen=True, tag="mount"):
+    """Make a layer readable.
+
+    Attributes:
+        manifest: name of its manifest.
+    """
+
+    manifest: str
+
+
+class Unmount(_Tagged, frozen=True, tag="unmount"):
+    """Unmount a layer.
+
+    Attributes:
+        manifest: name of its manifest.
+    """
+
+    manifest: str
+
+
+class Status(_Tagged, frozen=True, tag="status"):
+    """Tell what is served."""
+
+
+Request = Mount | Unmount | Status
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a request.
+
+    Attributes:
+        path: where a layer is mounted.
+        done: whether it was unmounted; False: something of it is open.
+        mounted: names of the manifests of all mounted layers.
+        fetched_bytes: content bytes that came from sources, since this server began.
+        cached_bytes: content bytes of the cache.
+        pid, keeper_pid: of the server, and of the process that waits for it.
+        error, brief, detail, resolution: code and words of an error; empty: none.
+    """
+
+    path: str = ""
+    done: bool = False
+    mounted: tuple[str, ...] = ()
+    fetched_bytes: int = 0
+    cached_bytes: int = 0
+    pid: int = 0
+    keeper_pid: int = 0
+    error: str = ""
+    brief: str = ""
+    detail: str = ""
+    resolution: str = ""
+
+    @classmethod
+    def of(cls, error: DsecError) -> Answer:
+        """Return the answer that says an error."""
+        return cls(error=error.code, brief=error.brief, detail=error.detail, resolution=error.resolution)
+
+    def checked(self) -> Answer:
+        """Return this answer, or raise the error that it says."""
+        if self.error:
+            raise error_from_code(self.error, self.brief, detail=self.detail, resolution=self.resolution)
+        return self
+
+
+def send(connection: socket.socket, message: Request | Answer) -> None:
+    """Send a message. Raises `OSError`."""
+    connection.sendall(msgspec.json.encode(message) + b"\n")
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Return the line that comes.
+
+    Raises:
+        NodeUnavailableError: the other side ended before it had said all, or says too much.
+    """
+    data = b""
+    while not data.endswith(b"\n"):
+        more = connection.recv(65_536)
+        if not more or len(data) > _MAXIMUM_LINE_BYTES:
+            raise NodeUnavailableError("the layer daemon ended in the middle of an answer", resolution="ask again")
+        data += more
+    return data

@@ -1,0 +1,164 @@
+"""The daemon that serves layers: killed in every way, and asked by many at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from dsec.base.errors import InvalidRequestError, ObjectNotFoundError
+from dsec.images import erofs
+from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.conversion import LayerFile, publish
+from dsec.images.lazy.daemon import EventFile
+from dsec.images.lazy.daemon_wire import Answer
+from dsec.images.lazy.fetching import LayerEvent, LayerEventKind
+from dsec.images.staging import remove_tree
+from dsec.linux.processes import ProcessIdentity
+from dsec.stores.objects_folder import FolderObjectStore
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+_FILES = 12
+
+
+class Published:
+    """A layer in a folder, with large files."""
+
+    def __init__(self, root: Path) -> None:
+        chance = random.Random(1)
+        self.contents = {f"large-{number}": chance.randbytes(3 << 20) for number in range(_FILES)}
+        (root / "tree").mkdir()
+        for name, content in self.contents.items():
+            (root / "tree" / name).write_bytes(content)
+        erofs.make(root / "tree", root / "layer.erofs")
+        store = FolderObjectStore(root / "store")
+        self.url = store.url
+        file = LayerFile(root / "layer.erofs", "sha256:" + "ab" * 32, _FILES + 1)
+        self.manifest = anyio.run(publish, file, store).manifest
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return Published(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, published: Published) -> Iterator[LayerDaemon]:
+    root = tmp_path / "lazy"
+    daemon = LayerDaemon(root, published.url)
+    yield daemon
+    remove_tree(root / "mounts")
+    keeper = daemon.status().keeper_pid
+    os.kill(keeper, signal.SIGTERM)
+    _wait_gone(keeper)
+    remove_tree(root)
+
+
+def _wait_gone(pid: int) -> None:
+    """Wait for a process that is nobody's child here."""
+    for _ in range(1000):
+        if ProcessIdentity.of(pid) is None:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"process {pid} goes on")
+
+
+def test_it_starts_when_it_is_needed_and_mounts(daemon: LayerDaemon, published: Published) -> None:
+    root = daemon.mount(published.manifest)
+    assert (root / "large-1").read_bytes() == published.contents["large-1"]
+    assert daemon.mount(published.manifest) == root
+    status = daemon.status()
+    assert status.mounted == (published.manifest,)
+    assert 0 < status.fetched_bytes == status.cached_bytes
+    assert daemon.unmount(published.manifest)
+    assert daemon.status().mounted == ()
+
+
+def test_many_who_need_it_at_once_start_one(tmp_path: Path, daemon: LayerDaemon, published: Published) -> None:
+    def mount(_: int) -> tuple[Path, int]:
+        own = LayerDaemon(tmp_path / "lazy", published.url)
+        return own.mount(published.manifest), own.status().keeper_pid
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(mount, range(4)))) == 1
+
+
+def test_no_read_fails_when_the_server_is_killed_again_and_again(daemon: LayerDaemon, published: Published) -> None:
+    root = daemon.mount(published.manifest)
+    failures: list[object] = []
+
+    def read() -> None:
+        for name in sorted(published.contents, key=lambda name: random.Random(name).random()):
+            try:
+                if (root / name).read_bytes() != published.contents[name]:
+                    failures.append(name)
+            except OSError as error:
+                failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    killed = set()
+    while reader.is_alive() and len(killed) < 3:
+        server = daemon.status().pid
+        os.kill(server, signal.SIGKILL)
+        killed.add(server)
+    reader.join()
+    assert failures == []
+    assert killed
+
+
+def test_when_the_keeper_dies_too_the_next_one_takes_the_mounts_over(daemon: LayerDaemon, published: Published) -> None:
+    root = daemon.mount(published.manifest)
+    with (root / "large-7").open("rb") as held:
+        status = daemon.status()
+        os.kill(status.keeper_pid, signal.SIGKILL)
+        _wait_gone(status.keeper_pid)
+        _wait_gone(status.pid)
+        with pytest.raises(OSError, match="Input/output"):
+            (root / "large-7").read_bytes()
+        assert daemon.mount(published.manifest) == root
+        assert held.read() == published.contents["large-7"]
+    assert daemon.status().keeper_pid != status.keeper_pid
+
+
+def test_what_it_refuses_it_refuses_in_words(tmp_path: Path, daemon: LayerDaemon) -> None:
+    with pytest.raises(ObjectNotFoundError, match="manifest"):
+        daemon.mount("cd" * 32)
+    with pytest.raises(InvalidRequestError):
+        daemon.mount("../../etc")
+    assert _said(tmp_path / "lazy", b'{"op": "destroy"}\n').error == "invalid_request"
+    assert _said(tmp_path / "lazy", b"\xff\n").error == "invalid_request"
+
+
+def _said(root: Path, line: bytes) -> Answer:
+    directory = os.open(root, os.O_PATH)
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(f"/proc/self/fd/{directory}/serve.sock")
+            connection.sendall(line)
+            return msgspec.json.decode(connection.makefile("rb").readline(), type=Answer)
+    finally:
+        os.close(directory)
+
+
+def test_events_are_kept_within_bounds(tmp_path: Path) -> None:
+    events = EventFile(tmp_path / "events.jsonl", limit_bytes=1000)
+    for number in range(100):
+        events.add(LayerEvent(kind=LayerEventKind.READ_FAILED, layer="sha256:x", manifest="m", start=number))
+    kept = [
+        *(tmp_path / "events.jsonl.1").read_text().splitlines(),
+        *(tmp_path / "events.jsonl").read_text().splitlines(),
+    ]
+    assert msgspec.json.decode(kept[-1])["start"] == 99
+    assert sum(map(len, kept)) < 3000
