@@ -85,7 +85,7 @@ def test_a_whole_state_stands_in_for_what_was_dropped() -> None:
 
 
 def test_between_two_gaps_the_newest_state_is_the_beginning_that_counts() -> None:
-    """A copy under way: a state stands in for the first gap, and a watermark counts that; the second is filled later."""
+    """A copy under way: a state stands in for the first gap, and a watermark counts it; the second is filled later."""
     state = encode_frame(encode_log_event(StateSaved(number=4, identity=identity(), workspace="w4")))
     lines = [*LINES[:5], state, *LINES[5:]]
     joined = join_segments([segment(1, 3, lines=lines), segment(6, 9, lines=lines), segment(11, 13, lines=lines)])

@@ -24,6 +24,9 @@ from dsec.stores.episode_log_upload import LogUploader
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.parts import WorkerParts
 
+_EPOCHS = 1_000_000
+"""More than a log can have (docs/formats/episode-log.md)."""
+
 
 class Holding:
     """See `hold`.
@@ -60,6 +63,16 @@ class Holding:
     def is_lease_over(self) -> bool:
         """Whether the lease ran out because the store did not answer. Nobody else need have the episode then."""
         return self._lease is not None and not self._lease.is_valid()
+
+    @property
+    def fencing_epoch(self) -> int:
+        """What systems outside are told: it grows with each taking of the episode, here or by another worker.
+
+        The epoch of the log grows on one disk only. A worker that brings a log back from the store may know of fewer
+        epochs than the one that it follows had, so the number of the holder comes first.
+        """
+        number = self._lease.number if self._lease is not None else 0
+        return number * _EPOCHS + self.log.log.epoch
 
     def begin(self, store: ObjectStore, lease: StoreLease) -> None:
         """Copy the log, and keep the lease, until this is closed."""

@@ -61,7 +61,7 @@ def make_context(parts: WorkerParts, episode_id: str, spec: EpisodeSpec, holding
         service=parts.service,
         state=parts.state,
         progress=holding.log.log.progress,
-        epoch=holding.log.log.epoch,
+        epoch=holding.fencing_epoch,
         note=note,
         clock=parts.clock,
         recorded=parts.recorded,

@@ -146,7 +146,7 @@ class LifeContext:
         spec: what was asked for.
         service, state: where sandboxes are.
         progress: of its log; read only.
-        epoch: of the log's writer; systems outside are told.
+        epoch: grows with each taking of the episode, on any host; systems outside are told.
         note: appends an event that stands beside the rounds; see `dsec.episode.log_events`.
         clock: tells times.
         recorded: reads the committed rounds of an episode of this worker, for replays.

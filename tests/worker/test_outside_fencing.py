@@ -1,0 +1,108 @@
+"""Systems outside and workers that were given up: whatever they still send, on whichever host, does nothing there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from dsec.episode.agent_calls import OutsideCall
+from dsec.episode.operations import Effect
+from dsec.episode.spec import EpisodeEnvironment, EpisodeInfo, EpisodeSpec, EpisodeState, ScriptPolicy, ScriptRound
+from dsec.episode.tools import OutsideAnswer, ToolFailed
+from dsec.model.sandbox import SandboxSpec
+from dsec.stores.objects_memory import MemoryObjectStore
+from dsec.testing.faulty_store import Faults, FaultyObjectStore
+from dsec.testing.memory_node import MemoryHost
+from dsec.testing.memory_worker import MemoryWorker
+from dsec.worker.episodes.policy_registry import Policies
+from dsec.worker.episodes.ports import Hands, LifeContext
+from dsec.worker.episodes.tools import ToolSet
+from dsec.worker.episodes.worker import EpisodeWorker
+from dsec.worker.outside.hands import OutsideHands
+from dsec.worker.outside.memory import MemoryLedger, MemoryOutside
+from dsec.worker.outside.parameters import arguments_type
+from dsec.worker.outside.port import OutsideRequest, OutsideTool
+
+pytestmark = pytest.mark.anyio
+EPISODE = "ep-fenced"
+SPEC = EpisodeSpec(
+    task="t",
+    policy=ScriptPolicy(rounds=(ScriptRound(calls=(OutsideCall(name="pay"),)),)),
+    environment=EpisodeEnvironment(sandbox=SandboxSpec(image="python"), cwd="/"),
+)
+
+
+class SlowOutside(MemoryOutside):
+    """What is sent takes a while to get there."""
+
+    def __init__(self, ledger: MemoryLedger, *, is_slow: bool, outlives_sender: bool = True) -> None:
+        super().__init__(ledger=ledger, effect=Effect.ASKED)
+        self.outlives_sender = outlives_sender
+        self.is_sent, self.arrives = anyio.Event(), anyio.Event()
+        self.epochs: list[int] = []
+        if not is_slow:
+            self.arrives.set()
+
+    async def send(self, request: OutsideRequest) -> OutsideAnswer | ToolFailed:
+        self.epochs.append(request.epoch)
+        self.is_sent.set()
+        # It is on its way, whatever becomes of who sent it.
+        with anyio.CancelScope(shield=self.outlives_sender):
+            await self.arrives.wait()
+            return await super().send(request)
+
+
+def place(directory: Path, store: object, system: SlowOutside, host: MemoryHost | None = None) -> MemoryWorker:
+    tool = OutsideTool(name="pay", description="", arguments=arguments_type("pay", {}), system=system)
+
+    def hands(context: LifeContext, sandbox: Hands) -> Hands:
+        return OutsideHands(sandbox, {"pay": tool}, epoch=context.epoch)
+
+    policies = Policies(tools=lambda spec: ToolSet((), outside={"pay": Effect.ASKED}))
+    options = {"hands": hands, "policies": policies}
+    return MemoryWorker(directory, host=host or MemoryHost(), store=store, options=options)  # type: ignore[arg-type]
+
+
+async def until(worker: EpisodeWorker, holds: Callable[[EpisodeInfo], bool]) -> None:
+    while not holds(await worker.get(EPISODE)):  # noqa: ASYNC110 - a worker tells of events, not of what it knows.
+        await anyio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_what_a_worker_sent_before_another_took_over_does_nothing_when_it_arrives(tmp_path: Path) -> None:
+    ledger, objects = MemoryLedger(), MemoryObjectStore()
+    store = FaultyObjectStore(objects)
+    slow, quick = SlowOutside(ledger, is_slow=True), SlowOutside(ledger, is_slow=False)
+    first = place(tmp_path / "first", store, slow)
+    second = place(tmp_path / "second", objects, quick, first.host)
+    async with first.node() as node, first.worker(node) as one:
+        await one.start(SPEC, episode_id=EPISODE)
+        await slow.is_sent.wait()
+        await until(one, lambda info: info.uploaded_sequence == info.next_sequence - 1)
+        store.faults = Faults(fails=lambda action, key: True)
+        async with second.worker(node) as two:
+            await two.start(SPEC, episode_id=EPISODE)
+            await until(two, lambda info: info.state is EpisodeState.ENDED)
+            assert ledger.done.total() == 1
+            slow.arrives.set()
+        assert ledger.done.total() == 1
+        store.faults = Faults()
+    assert quick.epochs[-1] > slow.epochs[-1]
+
+
+async def test_a_worker_that_knows_of_fewer_epochs_than_the_one_it_follows_is_the_newer_one(tmp_path: Path) -> None:
+    host, objects = MemoryHost(), MemoryObjectStore()
+    uploads_nothing = FaultyObjectStore(objects, Faults(fails=lambda action, key: action == "put" and "/log/" in key))
+    epochs: list[int] = []
+    for name, store in [("first", uploads_nothing)] * 3 + [("second", objects)]:
+        system = SlowOutside(MemoryLedger(), is_slow=True, outlives_sender=False)
+        where = place(tmp_path / name, store, system, host)
+        async with where.node() as node, where.worker(node) as worker:
+            await worker.start(SPEC, episode_id=EPISODE)
+            await system.is_sent.wait()
+        epochs += system.epochs
+    assert len(epochs) == 4
+    assert epochs == sorted(set(epochs)), "each worker is newer than all before it"
