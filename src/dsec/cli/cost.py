@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dsec.worker.ledger_reading import RecordedRun
     from dsec.worker.ledger_report import CostReport
 
+_LOGS_A_LINE = 1000
 _BY = ("task", "attempt", "model")
 
 
@@ -78,7 +79,15 @@ def _read(
         options.worker_url = there.url
         return run_episodes(options, lambda episodes: read_remote_runs(episodes, runs, deadline_s=deadline))
     place = Path(worker) if worker is not None and not is_url else worker_state_dir(options.state_dir)
-    return read_runs(runs, worker=place, memory_bytes=memory, deadline_s=deadline)
+    return read_runs(runs, worker=place, memory_bytes=memory, deadline_s=deadline, on_progress=_tell)
+
+
+def _tell(done: int, total: int) -> None:
+    """Say now and then how far the reading of many logs has come."""
+    from dsec.cli.output import note
+
+    if total > _LOGS_A_LINE and (done % _LOGS_A_LINE == 0 or done == total):
+        note(f"{done} of {total} logs looked at")
 
 
 def _draw(path: Path, report: CostReport) -> None:

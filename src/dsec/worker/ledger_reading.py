@@ -9,7 +9,7 @@ in silence is a wrong sum.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,6 +37,13 @@ from dsec.worker.output import read_results
 
 EPISODES_NAME = "episodes"
 _SPEC_DECODER = msgspec.json.Decoder(KeptSpec)
+
+
+Progress = Callable[[int, int], None]
+
+
+def _silent(done: int, total: int) -> None:
+    del done, total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,7 @@ class RecordedRun:
 class _Reader:
     memory_bytes: int | None
     deadline_s: float | None
+    on_progress: Progress = _silent
     problems: list[str] = field(default_factory=list)
 
     # -- episodes ------------------------------------------------------------------------------------------------------
@@ -78,10 +86,12 @@ class _Reader:
     def worker(self, directory: Path, *, job: str | None = None) -> Iterator[Recorded]:
         """Read all episodes below a worker's directory, or those of one job."""
         grades = read_grades(directory / GRADES_NAME)
-        for log in sorted(_logs(directory / EPISODES_NAME)):
+        logs = sorted(_logs(directory / EPISODES_NAME))
+        for place, log in enumerate(logs, start=1):
             spec = self.spec(log)
             if job is None or (spec is not None and spec.job == job):
                 yield self._recorded(log, spec, grades.get(log.name))
+            self.on_progress(place, len(logs))
 
     def episode(self, log: Path) -> Recorded:
         """Read one episode."""
@@ -150,7 +160,12 @@ class _Reader:
 
 
 def read_runs(
-    runs: Sequence[str], *, worker: Path, memory_bytes: int | None = None, deadline_s: float | None = None
+    runs: Sequence[str],
+    *,
+    worker: Path,
+    memory_bytes: int | None = None,
+    deadline_s: float | None = None,
+    on_progress: Progress = _silent,
 ) -> RecordedRun:
     """Return what the attempts of runs used, each attempt once: of two copies of a log the one that says more counts.
 
@@ -159,12 +174,13 @@ def read_runs(
         worker: directory of the worker that ids and jobs are looked for in.
         memory_bytes: what each sandbox of a rollout held while it stood, where nobody measured that.
         deadline_s: of each attempt; None: as its spec says.
+        on_progress: told after each log of a worker how many of how many were looked at.
 
     Raises:
         NotFoundError: there is no such run, or it has no attempt yet.
         StateCorruptedError: the results of a rollout do not verify.
     """
-    reader = _Reader(memory_bytes=memory_bytes, deadline_s=deadline_s)
+    reader = _Reader(memory_bytes=memory_bytes, deadline_s=deadline_s, on_progress=on_progress)
     found: dict[AttemptUse, Recorded] = {}
     for run in runs:
         for one in _found(reader, run, worker):
