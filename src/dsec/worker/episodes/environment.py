@@ -115,8 +115,9 @@ class KeptEnvironment:
             # No operation has begun before the first version was saved, so that it can be saved still.
             await self._sandbox.save_first()
         await self._learn()
-        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
         await self._meter.turn(self._sandbox.sandbox_id, EnvironmentKind.RESIDENT)
+        # Last: what fails or is cancelled before is left without an exit that could close it.
+        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
