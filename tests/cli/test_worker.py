@@ -94,7 +94,8 @@ def test_down_ends_it_and_the_next_one_goes_on_with_its_episodes(worker: WorkerP
     assert worker.wait() == 0
     worker.start()
     until(there, "lives", 2)
-    assert run(*there, "cancel", "ep-one").exit_code == 0
+    cancelled = run(*there, "cancel", "ep-one")
+    assert cancelled.exit_code == 0, cancelled.stderr + worker.log_tail()
     assert run(*there, "watch", "ep-one", "--json").stdout.count('"event":"life"') == 2
 
 
