@@ -1,7 +1,7 @@
 """A real node is killed at random moments while clients use it: what was acknowledged is there after the next start,
 and nothing is there by half, or left.
 
-`DSEC_CRASH_SECONDS` makes it long (45 by default), `DSEC_CRASH_SEED` repeats a run's choices (times differ from run to
+`DSEC_CRASH_SECONDS` makes it long (20 by default), `DSEC_CRASH_SEED` repeats a run's choices (times differ from run to
 run, so that it repeats the kind of a run, not each step). A failure tells the seed, what was done to the sandbox, and
 at which lines of the node's own code the kills came.
 """
@@ -24,7 +24,7 @@ from dsec.testing.crash_model import ORPHAN_MARK, NodeDiedError, Sandbox
 from dsec.testing.leaks import Leaks
 from dsec.testing.node_process import NodeProcess
 
-SECONDS = float(os.environ.get("DSEC_CRASH_SECONDS", "45"))
+SECONDS = float(os.environ.get("DSEC_CRASH_SECONDS", "20"))
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(SECONDS + 180)]
 
 CLIENTS = 3

@@ -31,7 +31,7 @@ from dsec.testing.leaks import Leaks, clear_away, wait_loop_devices_gone
 from dsec.testing.node_pair import HERE, THERE, NodePair, node_pair
 from dsec.testing.node_process import NodeProcess
 
-LIVES = int(os.environ.get("DSEC_CRASH_MOVES", "6"))
+LIVES = int(os.environ.get("DSEC_CRASH_MOVES", "4"))
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(600)]
 IMAGE = "guest"
 PATIENCE_S = 40.0
