@@ -13,8 +13,12 @@ import pytest
 
 from dsec.base.clock import SystemClock
 from dsec.base.errors import AlreadyExistsError, InvalidRequestError, PlatformError
+from dsec.episode.content import Content
 from dsec.episode.endpoint import ModelEndpoint
+from dsec.episode.log_events import Verdict
+from dsec.episode.operations import Effect
 from dsec.episode.spec import EpisodeSpec
+from dsec.episode.tools import CommandOutput
 from dsec.model.process import CommandRequest, CommandResult
 from dsec.model.sandbox import SandboxFilter
 from dsec.node.node import Node
@@ -159,6 +163,24 @@ class Killed(BaseException):
     """Stands for a kill."""
 
 
+class Cut:
+    """A node whose answer to a command is lost, with whoever waits for it."""
+
+    def __init__(self, node: Node, scope: anyio.CancelScope) -> None:
+        self._node = node
+        self._scope = scope
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    async def run(self, sandbox_id: str, request: CommandRequest) -> CommandResult:
+        result = await self._node.run(sandbox_id, request)
+        if request.argv[-1] == "echo looked":
+            self._scope.cancel()
+            await anyio.sleep_forever()
+        return result
+
+
 class Dying:
     """A node that dies, for who drives it, when the tests run."""
 
@@ -210,6 +232,30 @@ async def test_a_model_that_is_gone_leaves_the_attempt_open_and_another_endpoint
         result = await run()
         assert (result.outcome, result.rounds) == (Outcome.PASSED, 3)
         assert other.asked == [1, 2]
+
+
+async def test_a_command_of_which_nobody_knows_is_left_to_people_and_the_attempt_goes_on_once_they_said(
+    run: Run,
+) -> None:
+    run.request = replace(run.request, episodes=replace(run.request.episodes, commands=Effect.ONCE))
+    with anyio.CancelScope() as scope:
+        await run.job(node=Cut(run.node, scope))
+    assert scope.cancelled_caught
+    for _ in range(2):
+        result = await run()
+        assert result.outcome is Outcome.UNKNOWN
+        assert await run.sandboxes() == 1
+    assert run.service.asked == [0, 1]
+    assert result.episode is not None
+    episode_id = result.episode.episode_id
+    async with open_quick_worker(run.out / "worker", run.node) as worker:
+        (unknown,) = (await worker.get(episode_id)).unknown
+        happened = CommandOutput(exit_code=0, stdout=Content(text="looked\n"))
+        await worker.settle(episode_id, unknown.operation_id, Verdict.HAPPENED, result=happened, by="somebody")
+    result = await run()
+    assert (result.outcome, result.rounds) == (Outcome.PASSED, 3)
+    assert run.service.asked == [0, 1, 2]
+    assert await run.sandboxes() == 0
 
 
 @pytest.mark.slow

@@ -48,6 +48,12 @@ _OPTIONS = (
         metavar="round|N|async[:N]",
         help="Save each round, each N rounds, or beside the loop, at most N behind.",
     ),
+    click.option(
+        "--commands",
+        type=click.Choice(("workspace", "once")),
+        help="What commands may do: change files, or things outside; then one that was cut off is never repeated by "
+        "itself.  [once where a task has a network]",
+    ),
     click.option("--seed", type=int, default=0, show_default=True, help="From which the attempts' own follow."),
 )
 
@@ -69,6 +75,7 @@ class AgentOptions:
     cost_limit: float | None
     environment: str
     durability: str
+    commands: str | None
     seed: int
 
 
@@ -87,6 +94,7 @@ async def episode_options(given: AgentOptions) -> EpisodeOptions:
         BackendFailedError: an endpoint cannot be asked for its models.
     """
     from dsec.cli.prices import read_price_table
+    from dsec.episode.operations import Effect
     from dsec.episode.spec import EnvironmentMode
     from dsec.worker.ledger_pricing import priced_endpoint
     from dsec.worker.policies.episodes import EpisodeOptions
@@ -106,6 +114,7 @@ async def episode_options(given: AgentOptions) -> EpisodeOptions:
         durability=read_durability(given.durability),
         cost_usd=given.cost_limit,
         seed=given.seed,
+        commands=Effect(given.commands) if given.commands else None,
     )
 
 

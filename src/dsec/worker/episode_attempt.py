@@ -27,6 +27,7 @@ from dsec.base.errors import (
     error_from_code,
 )
 from dsec.episode.failure_kinds import DEADLINE_PASSED
+from dsec.episode.operations import Effect
 from dsec.episode.prices import Cost, endpoint_prices, model_cost
 from dsec.episode.spec import (
     AgentPolicy,
@@ -39,7 +40,7 @@ from dsec.episode.spec import (
     EpisodeState,
 )
 from dsec.episode.tools import CommandOutput
-from dsec.model.sandbox import SandboxFilter, SandboxState
+from dsec.model.sandbox import SandboxFilter, SandboxSpec, SandboxState
 from dsec.service.episodes import EpisodeService
 from dsec.service.state import HasState
 from dsec.verification.attempt_result import AttemptResult, EpisodeRecord
@@ -65,6 +66,11 @@ def episode_id_of(rollout_id: str, task: str, attempt: int, number: int) -> str:
     """Return the id of the episode of a try, which whoever comes next finds again."""
     digest = blake2b(task.encode(), digest_size=6).hexdigest()
     return f"ep-{rollout_id.partition('-')[2]}-{digest}-a{attempt}{_MARK}{number}"
+
+
+def _effect_of_commands(sandbox: SandboxSpec) -> Effect:
+    """Return what commands may do: with a network, things that no restored file undoes."""
+    return Effect.ONCE if sandbox.network.rules else Effect.WORKSPACE
 
 
 def _try_number(episode_id: str) -> int:
@@ -187,15 +193,13 @@ class EpisodeAttempt(Attempt):
         task, options, policy = self._task, self._context.options, self._context.policy
         assert policy.episode is not None
         context = PolicyContext(task=task, attempt=self._number, environ=self._context.settings.environ)
+        sandbox = self._spec(current.image, slack_s=LIFETIME_SLACK_S + ABSENCE_S)
         return EpisodeSpec(
             task=task.name,
             instruction=task.instruction,
             policy=policy.episode(context),
-            environment=EpisodeEnvironment(
-                sandbox=self._spec(current.image, slack_s=LIFETIME_SLACK_S + ABSENCE_S),
-                mode=options.mode,
-                keep=True,
-            ),
+            environment=EpisodeEnvironment(sandbox=sandbox, mode=options.mode, keep=True),
+            shell_effect=(options.commands or _effect_of_commands(sandbox)).value,
             job=self._context.rollout_id,
             attempt=self._number,
             seed=seed_of(options.seed, task.name, self._number),
@@ -232,7 +236,7 @@ class EpisodeAttempt(Attempt):
             raise UnknownOutcomeError(
                 f"episode {info.episode_id} waits for a verdict on {len(info.unknown)} operations",
                 detail=info.reason,
-                resolution="say what became of them: dsec episode decide",
+                resolution="with DSEC_WORKER_STATE_DIR=OUT/worker: dsec episode decide; then run the rollout again",
             )
         if info.state is EpisodeState.STOPPED:
             error = error_from_code(info.error_code, info.reason or "the episode stopped")

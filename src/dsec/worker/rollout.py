@@ -13,12 +13,13 @@ from typing import Protocol
 import anyio
 
 from dsec.base.clock import Clock
-from dsec.base.errors import DsecError, InvalidRequestError
-from dsec.episode.spec import EpisodeFilter
+from dsec.base.errors import DsecError, InvalidRequestError, NotFoundError
+from dsec.episode.spec import EpisodeFilter, EpisodeState
 from dsec.model.sandbox import SandboxFilter
 from dsec.service.episodes import EpisodeService
 from dsec.service.port import SandboxService
 from dsec.verification.attempt_result import AttemptResult
+from dsec.verification.outcome import Outcome
 from dsec.worker.attempt import Attempt, AttemptContext
 from dsec.worker.episode_attempt import EpisodeAttempt
 from dsec.worker.episodes.episode_sandboxes import EPISODE_KEY
@@ -97,6 +98,7 @@ class Rollout:
         self._observer = observer or SilentObserver()
         self._episodes = episodes
         self._options = options
+        self._decided: set[tuple[str, int]] = set()
         self._attempt = Attempt if policy.episode is None else EpisodeAttempt
 
     async def run(self, *, skipped: dict[str, str] | None = None) -> Summary:
@@ -108,6 +110,7 @@ class Rollout:
         Raises:
             DsecError: the results cannot be written, or the service cannot be asked at all.
         """
+        await self._look_for_decided()
         await self.sweep()
         context = self._context()
         queue = self._queue()
@@ -170,14 +173,27 @@ class Rollout:
         )
 
     def _finished(self) -> list[AttemptResult]:
-        results = self._output.results.values()
-        return [result for result in results if self._output.is_finished(result.task, result.attempt)]
+        return [result for result in self._output.results.values() if self._is_finished(result.task, result.attempt)]
+
+    def _is_finished(self, task: str, attempt: int) -> bool:
+        return self._output.is_finished(task, attempt) and (task, attempt) not in self._decided
+
+    async def _look_for_decided(self) -> None:
+        """Find the attempts that were unknown, and of whose episodes somebody has said since what became of them."""
+        for result in self._output.results.values():
+            if result.outcome is Outcome.UNKNOWN and result.episode is not None and self._episodes is not None:
+                try:
+                    info = await self._episodes.get(result.episode.episode_id)
+                except NotFoundError:
+                    continue
+                if info.state is not EpisodeState.WAITING:
+                    self._decided.add(result.key)
 
     def _queue(self) -> Iterator[tuple[Task, int]]:
         """Yield what has no record, every task's first attempt before any second."""
         for attempt in range(1, self._settings.attempts + 1):
             for task in self._tasks:
-                if not self._output.is_finished(task.name, attempt):
+                if not self._is_finished(task.name, attempt):
                     yield task, attempt
 
     async def _lane(self, lane: int, queue: Iterator[tuple[Task, int]], context: AttemptContext) -> None:

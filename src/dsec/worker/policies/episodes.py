@@ -16,6 +16,7 @@ import msgspec
 from dsec.base.errors import InvalidRequestError, NotFoundError
 from dsec.episode.durability import EVERY_ROUND, Durability
 from dsec.episode.endpoint import ModelEndpoint
+from dsec.episode.operations import Effect
 from dsec.episode.spec import (
     AgentPolicy,
     EnvironmentMode,
@@ -43,6 +44,8 @@ class EpisodeOptions:
         durability: when a round is saved.
         cost_usd: what the models of one attempt may cost; None: no limit.
         seed: from which each attempt's own follows.
+        commands: what commands may do, as a kind of effect (`dsec.episode.operations.Effect`); None: once, where a task
+            is given a network, and else what can be undone with its files.
     """
 
     model: ModelEndpoint | None = None
@@ -51,6 +54,7 @@ class EpisodeOptions:
     durability: Durability = EVERY_ROUND
     cost_usd: float | None = None
     seed: int = 0
+    commands: Effect | None = None
 
 
 def is_episode_policy(name: str) -> bool:
