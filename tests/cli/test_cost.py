@@ -127,6 +127,9 @@ def test_tables_show_each_group_and_no_price_is_no_zero(worker: Path) -> None:
     assert "0.000000" not in result.stdout
     assert "no price is known of claude-sonnet-5 input" in result.stderr
     assert "1 of 4 attempts are not graded" in result.stderr
+    jobs = cost(str(worker), "--by", "job").stdout
+    assert "night" in jobs
+    assert "JOB" in jobs
     models = cost("night", "--worker", str(worker), "--by", "model", "--prices", "chapter").stdout
     assert "claude-sonnet-5" in models
     assert "GIVEN UP" in models

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dsec.worker.ledger_report import CostReport
 
 _LOGS_A_LINE = 1000
-_BY = ("task", "attempt", "model")
+_BY = ("task", "attempt", "job", "model")
 
 
 @click.command(name="cost", context_settings=HELP_OPTIONS)

@@ -20,6 +20,7 @@ class By(enum.Enum):
 
     TASK = "task"
     ATTEMPT = "attempt"
+    JOB = "job"
     MODEL = "model"
 
 
@@ -125,6 +126,7 @@ def cost_report(
 
 _NAMES: dict[By, Callable[[PricedAttempt], str]] = {
     By.TASK: lambda one: one.use.task,
+    By.JOB: lambda one: one.use.job or "(no job)",
     By.ATTEMPT: lambda one: one.use.episode_id or f"{one.use.task} #{one.use.attempt}",
 }
 
