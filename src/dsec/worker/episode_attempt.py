@@ -236,7 +236,7 @@ class EpisodeAttempt(Attempt):
             raise UnknownOutcomeError(
                 f"episode {info.episode_id} waits for a verdict on {len(info.unknown)} operations",
                 detail=info.reason,
-                resolution="with DSEC_WORKER_STATE_DIR=OUT/worker: dsec episode decide; then run the rollout again",
+                resolution="say what became of them (docs/agents.md), and run the rollout again",
             )
         if info.state is EpisodeState.STOPPED:
             error = error_from_code(info.error_code, info.reason or "the episode stopped")
