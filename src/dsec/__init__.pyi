@@ -181,6 +181,7 @@ from dsec.episode.endpoint import ModelEndpoint as ModelEndpoint
 from dsec.episode.log_events import Verdict as Verdict
 from dsec.episode.spec import AgentPolicy as AgentPolicy
 from dsec.episode.spec import DeadlineMode as DeadlineMode
+from dsec.episode.spec import EnvironmentMode as EnvironmentMode
 from dsec.episode.spec import EpisodeCheck as EpisodeCheck
 from dsec.episode.spec import EpisodeEnvironment as EpisodeEnvironment
 from dsec.episode.spec import EpisodeInfo as EpisodeInfo
@@ -188,6 +189,7 @@ from dsec.episode.spec import EpisodeLimits as EpisodeLimits
 from dsec.episode.spec import EpisodeRecovery as EpisodeRecovery
 from dsec.episode.spec import EpisodeSpec as EpisodeSpec
 from dsec.episode.spec import EpisodeState as EpisodeState
+from dsec.episode.spec import LostFiles as LostFiles
 from dsec.model.sandbox import DiskFullAction as DiskFullAction
 from dsec.model.sandbox import Lifetime as Lifetime
 from dsec.model.sandbox import Network as Network

@@ -16,6 +16,7 @@ from dsec.cli.parameters import duration, json_option, pairs_option
 from dsec.cli.worker_connection import run_episodes
 from dsec.episode.spec import (
     AgentPolicy,
+    EnvironmentMode,
     EpisodeEnvironment,
     EpisodeInfo,
     EpisodeLimits,
@@ -38,6 +39,14 @@ from dsec.service.episodes import EpisodeService
 @click.option("--key-variable", default="", metavar="NAME", help="Variable of the worker with the endpoint's key.")
 @click.option("--image", default="python", show_default=True, help="Image of its sandbox.")
 @click.option("--cwd", default="", metavar="DIRECTORY", help="Where commands run.  [the image's]")
+@click.option(
+    "--environment",
+    "mode",
+    type=click.Choice([mode.value for mode in EnvironmentMode]),
+    default=EnvironmentMode.RESIDENT.value,
+    show_default=True,
+    help="Where its sandbox is while the model thinks (docs/environments.md).",
+)
 @click.option("--rounds", type=click.IntRange(min=1), help="Most rounds it may have.")
 @click.option("--deadline", type=duration, help="Time after which it ends, such as 30m.")
 @click.option("--job", default="", metavar="JOB", help="Job that it belongs to; in SPEC, where none is named.")
@@ -60,6 +69,7 @@ def start(
     key_variable: str,
     image: str,
     cwd: str,
+    mode: str,
     rounds: int | None,
     deadline: float | None,
     job: str,
@@ -85,7 +95,8 @@ def start(
             raise click.UsageError("--instruction and --model belong to --task; SPEC has its own.")
         specs = read_specs(file)
     else:
-        specs = [_asked(task or "", _text(instruction), url, model_name, key_variable, image, cwd, rounds, deadline)]
+        made = EpisodeEnvironment(sandbox=SandboxSpec(image=image), cwd=cwd, mode=EnvironmentMode(mode))
+        specs = [_asked(task or "", _text(instruction), url, model_name, key_variable, made, rounds, deadline)]
     specs = [each for spec in specs for each in _attempts(_labelled(spec, job, labels), attempts)]
     if episode_id is not None and len(specs) > 1:
         raise click.UsageError("--id names one episode.")
@@ -136,8 +147,7 @@ def _asked(
     url: str | None,
     model_name: str,
     key_variable: str,
-    image: str,
-    cwd: str,
+    environment: EpisodeEnvironment,
     rounds: int | None,
     deadline: float | None,
 ) -> EpisodeSpec:
@@ -148,7 +158,7 @@ def _asked(
         task=task,
         instruction=instruction,
         policy=AgentPolicy(model=ModelEndpoint(url=url, name=model_name, key_variable=key_variable)),
-        environment=EpisodeEnvironment(sandbox=SandboxSpec(image=image), cwd=cwd),
+        environment=environment,
         limits=limits if rounds is None else msgspec.structs.replace(limits, rounds=rounds),
     )
 
