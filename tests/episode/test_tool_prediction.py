@@ -20,7 +20,11 @@ calls = st.sampled_from(
 def decision(*made: AgentCall) -> ModelDecision:
     return ModelDecision(
         operations=tuple(
-            Operation(operation_id=f"ep-a.r1.d1.c{place}", call=call, effect=Effect.WORKSPACE)
+            Operation(
+                operation_id=f"ep-a.r1.d1.c{place}",
+                call=call,
+                effect=Effect.NONE if isinstance(call, Submit) else Effect.WORKSPACE,
+            )
             for place, call in enumerate(made)
         )
     )
@@ -29,6 +33,8 @@ def decision(*made: AgentCall) -> ModelDecision:
 def test_calls_that_need_no_sandbox_are_no_tools_of_one() -> None:
     assert tools_of(decision(Submit(), SHELL, UnusableCall(problem="?"), SHELL, EDIT)) == ("shell", "edit")
     assert tools_of(decision(Submit())) == ()
+    checked = Operation(operation_id="ep-a.r1.d1.c0", call=Submit(), effect=Effect.WORKSPACE)
+    assert tools_of(ModelDecision(operations=(checked,))) == ("submit",), "its check runs there"
 
 
 @given(rounds=st.lists(st.lists(calls, max_size=3), max_size=20))

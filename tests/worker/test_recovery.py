@@ -17,6 +17,7 @@ from dsec.episode.recovery_experience import Experience, Step, StepTaken
 from dsec.episode.spec import (
     AgentPolicy,
     DeadlineMode,
+    EnvironmentMode,
     EpisodeCheck,
     EpisodeEnvironment,
     EpisodeEvent,
@@ -105,8 +106,8 @@ def spec(chat: ScriptedChat, *, stronger: bool = True, price: float | None = Non
     policy = AgentPolicy(
         model=endpoint(chat, "small", **prices), stronger=(endpoint(chat, "big", **prices),) if stronger else ()
     )
-    environment = EpisodeEnvironment(sandbox=SandboxSpec(image="python"), cwd="/tmp")
-    return EpisodeSpec(task="t", policy=policy, environment=environment, **fields)
+    fields.setdefault("environment", EpisodeEnvironment(sandbox=SandboxSpec(image="python"), cwd="/tmp"))
+    return EpisodeSpec(task="t", policy=policy, **fields)
 
 
 async def play(
@@ -139,6 +140,16 @@ async def test_a_submission_that_its_check_refuses_is_mended_by_the_same_model(t
     assert (played.info.state, played.info.reason, played.info.error_code) == (EpisodeState.ENDED, "submitted", "")
     assert played.told == ["recovery:check_failed"]
     assert played.deciders == ["small"] * 3
+
+
+@pytest.mark.parametrize("mode", [EnvironmentMode.PAUSED, EnvironmentMode.REBUILT, EnvironmentMode.AUTOMATIC])
+async def test_a_check_finds_its_sandbox_wherever_that_was_while_the_model_thought(
+    tmp_path: Path, mode: EnvironmentMode
+) -> None:
+    environment = EpisodeEnvironment(sandbox=SandboxSpec(image="python"), cwd="/tmp", mode=mode)
+    answers = [submit(), MEND, submit()]
+    played = await play(tmp_path, answers, check=EpisodeCheck(command=GOOD), environment=environment)
+    assert (played.info.reason, played.told) == ("submitted", ["recovery:check_failed"])
 
 
 async def test_the_model_reads_what_the_check_said(tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsec.episode.agent_calls import AgentCall, EditFile, OutsideCall, ReadLines, Search, Submit, UnusableCall
-from dsec.episode.operations import ModelDecision, RoundRecord
+from dsec.episode.operations import Effect, ModelDecision, RoundRecord
 from dsec.episode.tools import ReadFile, Run
 
 NOTHING = "nothing"
 """Stands for a round whose calls needed no sandbox, such as the last one."""
+CHECKED = "submit"
+"""A submission whose check runs in the sandbox."""
 WITHOUT_SANDBOX = frozenset({"submit", NOTHING})
 START = ""
 """What came before the first round."""
@@ -46,8 +48,16 @@ def tool_of(call: AgentCall) -> str:
 
 
 def tools_of(decision: ModelDecision) -> tuple[str, ...]:
-    """Return the tools of a decision that need a sandbox, in the order of their calls, each once."""
-    names = (tool_of(operation.call) for operation in decision.operations)
+    """Return the tools of a decision that need a sandbox, in the order of their calls, each once.
+
+    A submission needs one where it is checked; then it is an operation on the workspace.
+    """
+    names = (
+        CHECKED
+        if isinstance(operation.call, Submit) and operation.effect is Effect.WORKSPACE
+        else tool_of(operation.call)
+        for operation in decision.operations
+    )
     return tuple(dict.fromkeys(name for name in names if name != NOTHING))
 
 
