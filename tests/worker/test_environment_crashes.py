@@ -11,6 +11,7 @@ import logging
 import os
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 import structlog
 from msgspec.structs import replace
 
-from dsec.base.errors import DsecError
+from dsec.base.errors import DsecError, NodeUnavailableError
 from dsec.episode.spec import EnvironmentMode
 from dsec.model.sandbox import SandboxFilter
 from dsec.node.node import Node
@@ -80,8 +81,9 @@ class EnvironmentCrashes(Crashes):
     async def _live(self, keeper: MortalNode, *rest: Any) -> bool:
         if self.losses and self._thinking.random() < 0.5:
             self.losses -= 1
-            for info in await keeper.call(lambda node: node.list(SandboxFilter(metadata={"episode": EPISODE}))):
-                await keeper.call(partial(_remove, sandbox_id=info.sandbox_id))
+            with suppress(NodeUnavailableError):
+                for info in await keeper.call(lambda node: node.list(SandboxFilter(metadata={"episode": EPISODE}))):
+                    await keeper.call(partial(_remove, sandbox_id=info.sandbox_id))
         return await super()._live(keeper, *rest)
 
 
