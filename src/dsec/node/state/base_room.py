@@ -46,6 +46,8 @@ class BaseRoom:
         self._raised: dict[str, int] = {}
         self._needless_since_s: dict[str, float] = {}
         self._looked = False
+        self._changing = anyio.Lock()
+        """Held while a quota is changed and that is noted: a snapshot may be made while another one is looked at."""
 
     def quota_bytes(self, sandbox: Sandbox) -> int | None:
         """Return what a sandbox's layer is limited to now; None: to nothing."""
@@ -54,16 +56,22 @@ class BaseRoom:
     async def grant(self, sandbox: Sandbox) -> None:
         """Raise the quota of a sandbox of which a base was made, for that base alone: it holds what older ones do."""
         quota_bytes = sandbox.record.spec.resources.disk_bytes
-        bases = self._bases(sandbox)
-        if quota_bytes is None or not bases or not self._core.parts.layers.counts_frozen:
+        if quota_bytes is None or not self._core.parts.layers.counts_frozen:
             return
-        layer = sandbox.record.layer
-        try:
-            held_bytes = max(bases[-1].written_bytes, self._core.parts.layers.used_bytes(layer))
-            await self._limit(layer, quota_bytes + min(held_bytes, quota_bytes))
-        except NotFoundError:
-            return  # It has ended meanwhile.
-        self._needless_since_s.pop(layer, None)
+        async with self._changing:
+            bases, layer = self._bases(sandbox), sandbox.record.layer
+            if not bases:
+                return
+            try:
+                held_bytes = max(bases[-1].written_bytes, self._core.parts.layers.used_bytes(layer))
+                await self._limit(layer, quota_bytes + min(held_bytes, quota_bytes))
+            except NotFoundError:
+                return  # It has ended meanwhile.
+            except OSError as error:
+                # The snapshot is worth more than the room: it goes on.
+                _log.warning("quota_not_raised", sandbox_id=sandbox.sandbox_id, error=str(error))
+                return
+            self._needless_since_s.pop(layer, None)
 
     async def run(self) -> None:
         """Look now and then, for ever."""
@@ -79,20 +87,19 @@ class BaseRoom:
         layers: set[str] = set()
         for sandbox in self._core.registry:
             layers.add(sandbox.record.layer)
-            if sandbox.generation is None or (
-                self._looked and sandbox.record.layer not in self._raised and not is_short
-            ):
+            is_known = self._looked and sandbox.record.layer not in self._raised
+            if sandbox.generation is None or (is_known and not is_short):
                 continue
             try:
                 await anyio.lowlevel.checkpoint()
                 await self._look_at(sandbox, is_short=is_short)
             except NotFoundError:
                 continue  # It has ended meanwhile.
-            except DsecError as error:
+            except (DsecError, OSError) as error:
                 _log.warning("base_not_let_go", sandbox_id=sandbox.sandbox_id, error=str(error))
         self._looked = True
         for layer in self._raised.keys() - layers:
-            del self._raised[layer]
+            self._raised.pop(layer, None)
             self._needless_since_s.pop(layer, None)
 
     async def _look_at(self, sandbox: Sandbox, *, is_short: bool) -> None:
@@ -107,14 +114,21 @@ class BaseRoom:
             await self.grant(sandbox)
         if layer not in self._raised:
             return
-        is_beyond = self._core.parts.layers.used_bytes(layer) > quota_bytes
-        if bases and is_beyond:
+        if bases and self._core.parts.layers.used_bytes(layer) > quota_bytes:
             await self._let_go(sandbox, bases)
-        if not self._bases(sandbox):
-            since_s = self._needless_since_s.setdefault(layer, anyio.current_time())
-            if not is_beyond or anyio.current_time() - since_s > _FREED_S:
-                await self._limit(layer, quota_bytes)
-                del self._raised[layer], self._needless_since_s[layer]
+        async with self._changing:
+            await self._lower(sandbox, layer, quota_bytes)
+
+    async def _lower(self, sandbox: Sandbox, layer: str, quota_bytes: int) -> None:
+        """Give a sandbox without a base the quota that it asked for, once what the base held is freed."""
+        if self._bases(sandbox) or layer not in self._raised:
+            return
+        since_s = self._needless_since_s.setdefault(layer, anyio.current_time())
+        is_beyond = self._core.parts.layers.used_bytes(layer) > quota_bytes
+        if not is_beyond or anyio.current_time() - since_s > _FREED_S:
+            await self._limit(layer, quota_bytes)
+            self._raised.pop(layer, None)
+            self._needless_since_s.pop(layer, None)
 
     async def _limit(self, layer: str, quota_bytes: int) -> None:
         # In a thread: it waits for a commit of the volume that is under way.
