@@ -13,9 +13,10 @@ always exactly, the same history.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import anyio.lowlevel
 import msgspec
 
 from dsec.base.clock import ManualClock
-from dsec.base.errors import DsecError, InvalidStateError, NodeUnavailableError, NotFoundError, StoreUnavailableError
+from dsec.base.errors import DsecError, NodeUnavailableError, NotFoundError, StateCorruptedError
 from dsec.episode.agent_calls import AgentCall, OutsideCall, ReadLines
 from dsec.episode.content import Content
 from dsec.episode.durability import EVERY_ROUND, Durability, asynchronous, every_n_rounds
@@ -46,7 +47,7 @@ from dsec.testing.faulty_store import Faults, FaultyObjectStore
 from dsec.testing.memory_node import MemoryHost
 from dsec.testing.mortal_node import MortalNode
 from dsec.testing.outside_witness import Witness, WitnessedSystem, answer
-from dsec.testing.simulated_disk import SimulatedDisk
+from dsec.testing.simulated_disk import DiskFaults, SimulatedDisk
 from dsec.worker.episodes.parts import WorkerSettings
 from dsec.worker.episodes.ports import Declared, Finished, Hands, LifeContext, LoopPolicy, Proposal, Turn
 from dsec.worker.episodes.worker import EpisodeWorker
@@ -83,6 +84,9 @@ class CrashPlan:
             and lost.
         trouble: share of the calls outside in which something goes wrong.
         state_bytes: a whole state is saved when the log has grown by so much.
+        disk: share of the lives in which the disk fills for a while, or fails to sync once.
+        outages: share of the lives in which the store is gone for a while.
+        meddling: share of the trainer's turns in which it tells the episode something, or lets it stand still.
         dear_s: a version is saved inside a round behind operations on files that took so long.
     """
 
@@ -95,6 +99,9 @@ class CrashPlan:
     store: float = 0.1
     trouble: float = 0.2
     state_bytes: int = 1 << 30
+    disk: float = 0.0
+    outages: float = 0.0
+    meddling: float = 0.0
     dear_s: float = 60.0
 
     @classmethod
@@ -113,6 +120,9 @@ class CrashPlan:
             trouble=draw.choice([0.0, 0.2, 0.4]),
             state_bytes=draw.choice([1 << 30, 1 << 30, 1500]),
             dear_s=draw.choice([60.0, 0.0]),
+            disk=draw.choice([0.0, 0.0, 0.5]),
+            outages=draw.choice([0.0, 0.0, 0.5]),
+            meddling=draw.choice([0.0, 0.0, 0.02]),
         )
 
 
@@ -205,7 +215,7 @@ class Crashes:
             claims=self._claims,
             watermarks=self._watermarks,
             files=files,
-            crashed=bool(self.deaths or self.node_deaths or self.plan.trouble or self.plan.store),
+            crashed=bool(self.deaths or self.node_deaths or self.plan.trouble or self.plan.store or self.plan.disk),
         )
 
     # -- a life --------------------------------------------------------------------------------------------------------
@@ -223,6 +233,7 @@ class Crashes:
         self._left, self._scope = None, anyio.CancelScope()
         loop = asyncio.get_running_loop()
         self._disk.on_operation = lambda operation, name: self._step_of_disk(operation, loop)
+        self._disk.faults = self._disk_faults()
         store = FaultyObjectStore(self._objects, self._store_faults())
         worker = EpisodeWorker(
             self._directory,
@@ -243,7 +254,7 @@ class Crashes:
                 if self._left is None:
                     raise
         if self._left is None:
-            self._disk.on_operation = lambda operation, name: None
+            self._disk.on_operation, self._disk.faults = lambda operation, name: None, DiskFaults()
             return True
         self._disk = self._left
         return False
@@ -290,10 +301,28 @@ class Crashes:
                 self._die()
         await self._step()
 
+    def _disk_faults(self) -> DiskFaults:
+        """Return what the disk does wrong in this life."""
+        if self._draw.random() >= self.plan.disk:
+            return DiskFaults()
+        first = self._draw.randint(1, 40)
+        last = first + self._draw.randint(1, 10)
+        seen = itertools.count(1)
+        if self._draw.random() < 0.5:
+            return DiskFaults(failing=lambda operation, name: operation == "sync" and next(seen) == first)
+        return DiskFaults(full=lambda operation, name: first <= next(seen) < last)
+
     def _store_faults(self) -> Faults:
         """Return what the store does wrong in this life. What a dead worker asks of it, it never hears."""
+        gone = range(0)
+        if self._draw.random() < self.plan.outages:
+            first = self._draw.randint(1, 60)
+            gone = range(first, first + self._draw.randint(5, 60))
+        calls = itertools.count(1)
 
         def fails(action: str, key: str) -> bool:
+            if next(calls) in gone:
+                return True
             if self._left is None:
                 try:
                     self._fuse.step()
@@ -327,37 +356,38 @@ class Crashes:
 
     async def _train(self, worker: EpisodeWorker) -> None:
         """Start the episode or find it, watch from where we were, settle, resume, until it has ended and is copied."""
-        await self._patiently_started(worker)
+        while not await self._tolerantly(worker.start(self.spec, episode_id=EPISODE)):
+            pass
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, worker)
-            while True:
-                info = await worker.get(EPISODE)
-                if info.state is EpisodeState.WAITING and info.unknown:
-                    await self._settle(worker, info)
-                elif info.state is EpisodeState.STOPPED:
-                    await self._tolerantly(worker.resume(EPISODE))
-                elif info.state is EpisodeState.ENDED and self._has_ended and not await self._is_driven(worker):
-                    break
+            while await self._turn(worker):  # noqa: ASYNC110 - a trainer polls what no event tells.
                 await anyio.sleep(0.0005)
             tasks.cancel_scope.cancel()
 
-    async def _patiently_started(self, worker: EpisodeWorker) -> None:
-        while True:
-            try:
-                await worker.start(self.spec, episode_id=EPISODE)
-                return
-            except StoreUnavailableError:
-                await anyio.lowlevel.checkpoint()
-
-    async def _is_driven(self, worker: EpisodeWorker) -> bool:
-        return EPISODE in worker._drives
+    async def _turn(self, worker: EpisodeWorker) -> bool:
+        """Do what there is to do for a trainer; return whether there will be more."""
+        info = await worker.get(EPISODE)
+        if info.state is EpisodeState.WAITING and info.unknown:
+            await self._settle(worker, info)
+        elif info.state is EpisodeState.STOPPED or (info.state is EpisodeState.PAUSED and self._draw.random() < 0.1):
+            await self._tolerantly(worker.resume(EPISODE))
+        elif info.state is EpisodeState.ENDED and self._has_ended:
+            return EPISODE in worker._drives
+        elif self._draw.random() < self.plan.meddling:
+            if self._draw.random() < 0.5:
+                await self._tolerantly(worker.steer(EPISODE, f"{self._draw.random()}"))
+            else:
+                await self._tolerantly(worker.pause(EPISODE))
+        return True
 
     async def _watch(self, worker: EpisodeWorker) -> None:
         while not self._has_ended:
             try:
                 async with worker.events(EPISODE, len_told(self._told) + 1) as stream:
                     await self._hear(stream)
-            except (StoreUnavailableError, InvalidStateError):
+            except StateCorruptedError:
+                raise
+            except DsecError:
                 await anyio.lowlevel.checkpoint()
 
     async def _hear(self, stream: AsyncIterator[Any]) -> None:
@@ -381,12 +411,16 @@ class Crashes:
             result = answer(name) if happened else None
             await self._tolerantly(worker.settle(EPISODE, name, verdict, result=result, by="a person"))
 
-    async def _tolerantly(self, asked: Any) -> None:
-        """Ask; what does not work now is asked again in the next turn."""
+    async def _tolerantly(self, asked: Awaitable[object]) -> bool:
+        """Ask, and say whether it worked; what does not work now is asked again in the next turn."""
         try:
             await asked
+        except StateCorruptedError:
+            raise
         except DsecError:
             await anyio.lowlevel.checkpoint()
+            return False
+        return True
 
     # -- what is left --------------------------------------------------------------------------------------------------
 
