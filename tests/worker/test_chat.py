@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 
 from dsec.base.errors import BackendFailedError, BackendTimeoutError, InvalidRequestError
@@ -187,6 +188,27 @@ async def test_a_refusal_is_not_asked_again_and_says_what_the_service_said() -> 
             await model.answer(ASK)
     assert len(service.asked) == 1
     assert raised.value.detail == "no model"
+
+
+@pytest.mark.parametrize(
+    ("said", "waited_s"), [(b"7", 7.0), (b"86400", 60.0), (b"soon", 1.0), (b"", 1.0), (b"-3", 1.0)]
+)
+async def test_a_service_that_says_when_to_come_back_is_heard_within_reason(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, waited_s: float
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await anyio.lowlevel.checkpoint()
+
+    busy = says(b"HTTP/1.1 429 Wait\r\nretry-after: " + said + b"\r\ncontent-length: 0\r\n\r\n")
+    good = says(STREAM + delta("stop", content="hi") + b"data: [DONE]\n\n")
+    async with served(busy, good, backoff_s=(1.0,)) as (model, _):
+        monkeypatch.setattr("dsec.worker.chat.http.anyio.sleep", sleep)
+        assert (await model.answer(ASK)).text == "hi"
+        monkeypatch.undo()
+    assert slept == [waited_s]
 
 
 async def test_a_redirect_is_not_followed() -> None:

@@ -32,6 +32,8 @@ _STREAM_BYTES = 64 * MIB
 _DOCUMENT_BYTES = 16 * MIB
 """Of a reply in one piece: the longest answer, with each character escaped."""
 _HEAD_BYTES = 256 * KIB
+LONGEST_WISH_S = 60.0
+"""A service that wants to be left alone for longer is asked again after so long."""
 _COMPLAINT_BYTES = 64 * KIB
 """Read of what a service says when it refuses."""
 
@@ -67,6 +69,16 @@ class _RefusedError(BackendFailedError):
     """The service refused what it was asked; asking again changes nothing."""
 
 
+class _BusyError(BackendFailedError):
+    """The service has too much to do.
+
+    Attributes:
+        after_s: when it wants to be asked again; 0: it did not say.
+    """
+
+    after_s = 0.0
+
+
 class _Listed(msgspec.Struct):
     id: str
 
@@ -86,6 +98,7 @@ class _Reply:
     def __init__(self) -> None:
         self.content_type = b""
         self.encoding = b""
+        self.after_s = 0.0
         self.body: list[bytes] = []
         self.is_complete = False
         self.has_headers = False
@@ -95,6 +108,9 @@ class _Reply:
             self.content_type = value.lower()
         elif name.lower() == b"content-encoding":
             self.encoding = value.strip().lower()
+        elif name.lower() == b"retry-after" and value.strip().isdigit():
+            # A date is as good as nothing: clocks differ. Nobody is waited for longer than this.
+            self.after_s = min(float(value.strip()[:6]), LONGEST_WISH_S)
 
     def on_headers_complete(self) -> None:
         self.has_headers = True
@@ -153,7 +169,7 @@ class HttpChatModel:
                 if delay_s is None:
                     _count(error, used)
                     raise
-                await anyio.sleep(delay_s)
+                await anyio.sleep(max(delay_s, error.after_s if isinstance(error, _BusyError) else 0.0))
             else:
                 # What was paid for answers of no use belongs to the one that is of use.
                 return msgspec.structs.replace(answer, usage=add_usage(used, answer.usage))
@@ -273,7 +289,7 @@ class HttpChatModel:
                     assembly.stop(f"it was longer than {_STREAM_BYTES} bytes")
         if not reply.has_headers:
             raise BackendFailedError(f"{self._settings.url} broke off before it answered")
-        self._check_status(parser.get_status_code(), bytes(whole))
+        self._check_status(parser.get_status_code(), bytes(whole), reply.after_s)
         self._check_encoding(reply)
         if len(whole) > _DOCUMENT_BYTES:
             if assembly is None:
@@ -306,15 +322,18 @@ class HttpChatModel:
                 return b""
         raise self._silent()
 
-    def _check_status(self, status: int, body: bytes) -> None:
+    def _check_status(self, status: int, body: bytes, after_s: float) -> None:
         if status == 200:
             return
-        kind = BackendFailedError if status in (408, 409, 425, 429) or status >= 500 else _RefusedError
-        raise kind(
+        kind = _BusyError if status in (408, 409, 425, 429) or status >= 500 else _RefusedError
+        error = kind(
             f"{self._settings.url} answered {status}",
             detail=body[:500].decode(errors="replace"),
             resolution="look at the service's own message",
         )
+        if isinstance(error, _BusyError):
+            error.after_s = after_s
+        raise error
 
     def _silent(self) -> BackendTimeoutError:
         return BackendTimeoutError(f"{self._settings.url} was silent for {self._settings.silence_s:g} s")
