@@ -179,7 +179,7 @@ OF_THE_SERVICE: dict[str, bytes | Answer] = {
     "an error in the stream": STREAM + event(error={"message": "out of memory"}),
     "a web page": HEAD + b"content-type: text/html\r\n\r\n<html>It works!</html>",
     "compressed": HEAD + b"content-encoding: gzip\r\n\r\n\x1f\x8b\x08",
-    "too many": b"HTTP/1.1 429 Wait\r\nretry-after: 9\r\ncontent-length: 0\r\n\r\n",
+    "too many": b"HTTP/1.1 429 Wait\r\nretry-after: 0\r\ncontent-length: 0\r\n\r\n",
     "broken": b"HTTP/1.1 503 Broken\r\ncontent-length: 2\r\n\r\nno",
     "a redirect": b"HTTP/1.1 302 There\r\nlocation: http://127.0.0.1:9/\r\ncontent-length: 0\r\n\r\n",
     "forbidden": b"HTTP/1.1 403 No\r\ncontent-length: 7\r\n\r\nno key!",
