@@ -12,7 +12,7 @@ import pytest
 
 from dsec.base.errors import BackendFailedError, InvalidRequestError
 from dsec.episode.failure_kinds import FailureKind
-from dsec.episode.log_events import EpisodeSteered, ModelChanged, ModelFailed, RoundCommitted
+from dsec.episode.log_events import EnvironmentUsed, EpisodeSteered, ModelChanged, ModelFailed, RoundCommitted
 from dsec.episode.recovery_experience import Experience, Step, StepTaken
 from dsec.episode.spec import (
     AgentPolicy,
@@ -31,6 +31,7 @@ from dsec.episode.spec import (
     ScaffoldPolicy,
     ScriptPolicy,
 )
+from dsec.episode.tools import CommandOutput
 from dsec.model.sandbox import SandboxSpec
 from dsec.testing.memory_worker import MemoryWorker
 from dsec.testing.scripted_chat import Answer, Breaks, Refuses, Says, ScriptedChat, Silent, Wastes, shell, submit
@@ -380,3 +381,24 @@ async def test_a_failed_call_is_in_the_ledger_with_what_it_used(tmp_path: Path) 
     (failed,) = (event for event in played.events if isinstance(event, ModelFailed))
     assert (failed.model.name, failed.usage.input_tokens, failed.usage.calls) == ("small", 1000, 1)
     assert played.info.usage.input_tokens == 2000
+
+
+async def test_a_check_is_done_again_when_lost_files_are_made_again(tmp_path: Path) -> None:
+    check = EpisodeCheck(command=f"echo checked >> /tmp/checks; {GOOD}")
+    seen = shell("cat /tmp/checks")
+    async with ScriptedChat({"small": [submit(), Silent(), seen, MEND, submit()]}).served() as chat:
+        place = MemoryWorker(tmp_path)
+        async with place.node() as node:
+            async with place.worker(node) as episodes:
+                started = await episodes.start(spec(chat, stronger=False, check=check))
+                with anyio.fail_after(WITHIN_S):
+                    await chat.wait_asked("small", 2)
+                await node.remove((await episodes.get(started.episode_id)).sandbox_id)
+            async with place.worker(node) as episodes:
+                played = await over(episodes, started.episode_id)
+    assert played.info.reason == "submitted"
+    restored = [event for event in played.events if isinstance(event, EnvironmentUsed) and "again" in event.detail]
+    assert "with the recorded results" in restored[0].detail
+    rounds = [event.record for event in played.events if isinstance(event, RoundCommitted)]
+    assert isinstance(rounds[1].results[0], CommandOutput)
+    assert rounds[1].results[0].stdout.text == "checked\n"

@@ -14,6 +14,7 @@ from dsec.episode.operations import RoundRecord
 from dsec.episode.spec import LostFiles
 from dsec.episode.totals import EnvironmentKind
 from dsec.model.state import CheckpointRequest
+from dsec.worker.episodes.checking import checked_hands
 from dsec.worker.episodes.environment_meter import EnvironmentMeter
 from dsec.worker.episodes.environment_replay import ReplayReport, check_replayable, replay, rounds_between
 from dsec.worker.episodes.environment_sandbox import EnvironmentSandbox, is_untouched, lost_is_platform, wanted_versions
@@ -104,7 +105,7 @@ class EnvironmentWorkspace:
         check_replayable(rounds)
         began_s = context.clock.boot_s()
         await self._begin_from(base)
-        report = await replay(rounds, self._sandbox)
+        report = await replay(rounds, checked_hands(self._sandbox, context.spec.check))
         await self._judge(report, base)
         if version != base:
             await context.state.checkpoint(self._sandbox.sandbox_id, CheckpointRequest(name=version, hooks=False))
