@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,46 +22,70 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 SIZE = 256 * MIB
 
 _KILLED = """
-import os, signal, sys
+import os, signal, sys, traceback
 from pathlib import Path
+import dsec.linux.syscalls as syscalls
 from dsec.state.btrfs import BtrfsWritableLayers
 from dsec.state.volume import open_volume
 
-state, step = Path(sys.argv[1]), int(sys.argv[2])
-
-def count(event, arguments, seen=[0]):
-    # Every system call that Python audits, and every ioctl and mount through libc, is a step at which to die.
-    if event in WATCHED:
-        seen[0] += 1
-        if seen[0] == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
 WATCHED = {"os.mkdir", "os.rename", "open", "os.truncate", "subprocess.Popen", "os.remove", "os.chmod"}
-sys.addaudithook(count)
-import dsec.linux.syscalls as syscalls
 plain = syscalls.libc_call
 
-def call(name, *arguments, **named):
-    count("open", ())
-    return plain(name, *arguments, **named)
+def work(state, step):
+    seen = 0
 
-syscalls.libc_call = call
-layers = BtrfsWritableLayers(open_volume(state, size_bytes=256 << 20))
-layers.create("a", quota_bytes=8 << 20)
-layers.checkpoint("a", "point")
-layers.branch("point", "b", quota_bytes=8 << 20)
-layers.discard("a")
-layers.discard("point")
-layers.wait_removed(60)
-layers.close()
+    def count(event, arguments):
+        # Every system call that Python audits, and every ioctl and mount through libc, is a step at which to die.
+        nonlocal seen
+        if event in WATCHED:
+            seen += 1
+            if seen == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def call(name, *arguments, **named):
+        count("open", ())
+        return plain(name, *arguments, **named)
+
+    sys.addaudithook(count)
+    syscalls.libc_call = call
+    layers = BtrfsWritableLayers(open_volume(state, size_bytes=256 << 20))
+    layers.create("a", quota_bytes=8 << 20)
+    layers.checkpoint("a", "point")
+    layers.branch("point", "b", quota_bytes=8 << 20)
+    layers.discard("a")
+    layers.discard("point")
+    layers.wait_removed(60)
+    layers.close()
+
+for line in sys.stdin:
+    # A process of its own for each step, which begins with everything imported.
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work(Path(sys.argv[1]), int(line))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
-def run_killed(state: Path, step: int) -> int:
-    command = [sys.executable, "-c", _KILLED, str(state), str(step)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode
+@pytest.fixture
+def run_killed(own_state: Path) -> Iterator[Callable[[int], int]]:
+    """Return what has a process work and die at a step, and returns how it ended."""
+    command = [sys.executable, "-c", _KILLED, str(own_state)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as forker:
+
+        def run(step: int) -> int:
+            assert forker.stdin is not None
+            assert forker.stdout is not None
+            forker.stdin.write(f"{step}\n")
+            ended = int(forker.stdout.readline())
+            assert ended in (0, -signal.SIGKILL)
+            return ended
+
+        yield run
 
 
 def test_volume_is_made_mounted_and_found_again(own_state: Path) -> None:
@@ -139,10 +164,10 @@ def test_foreign_mount_in_its_place_is_refused(foreign_mount: Path) -> None:
         open_volume(foreign_mount)
 
 
-def test_kill_at_any_step_is_recovered_from(own_state: Path) -> None:
+def test_kill_at_any_step_is_recovered_from(own_state: Path, run_killed: Callable[[int], int]) -> None:
     step, ended = 1, int(-signal.SIGKILL)
     while ended:
-        ended = run_killed(own_state, step)
+        ended = run_killed(step)
         volume = open_volume(own_state, size_bytes=SIZE)
         layers = BtrfsWritableLayers(volume)
         for name in layers.names():
