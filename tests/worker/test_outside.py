@@ -208,6 +208,13 @@ async def test_a_wait_that_the_service_asks_for_is_heeded(service: HttpServiceWi
     assert anyio.current_time() - began >= 1.0
 
 
+async def test_a_hint_is_no_answer(service: HttpServiceWithKeys) -> None:
+    answer = await sent(service, {"keys": False}, "hint").send(request())
+    assert isinstance(answer, OutsideAnswer)
+    assert (answer.status, service.done.total()) == ("201", 1)
+    assert b"ada" in answer.content.data
+
+
 @pytest.mark.parametrize("fault", ["silent", "headers"])
 async def test_a_service_that_never_answers_leaves_it_unknown(service: HttpServiceWithKeys, fault: str) -> None:
     with pytest.raises(UnknownOutcomeError):
@@ -277,6 +284,8 @@ async def test_arguments_fill_the_url_and_cannot_leave_their_place(service: Http
         {"url": "ftp://bank"},
         {"url": "http://bank/{nobody}"},
         {"url": "http://ba nk"},
+        {"url": "http://ada:geheim@bank"},
+        {"url": "http://bank:99999"},
         {"method": "CONNECT"},
         {"timeout_s": 0.0},
         {"ask": {"url": "bank"}},

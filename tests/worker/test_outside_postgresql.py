@@ -25,7 +25,7 @@ from dsec.testing.outside_suite import OutsideSystemSuite, UnreachableSuite
 from dsec.testing.outside_suite import request as asked
 from dsec.testing.postgresql_relay import CommitRelay
 from dsec.testing.postgresql_server import PostgresqlServer, find_programs, run_postgresql
-from dsec.worker.outside.port import OutsideSystem
+from dsec.worker.outside.port import OutsideRequest, OutsideSystem
 
 psycopg = pytest.importorskip("psycopg")
 from dsec.worker.outside.postgresql import PostgresqlOptions, PostgresqlOutside  # noqa: E402 - needs psycopg.
@@ -259,6 +259,22 @@ async def test_of_many_rows_a_few_are_kept(bank: Bank) -> None:
     assert isinstance(answer, OutsideAnswer)
     assert answer.truncated
     assert len(msgspec.json.decode(answer.content.data)) == 100
+
+
+async def test_hundreds_at_once_share_a_few_connections(bank: Bank) -> None:
+    """The server of the tests takes 60 of everybody."""
+    answers: list[Any] = []
+
+    async def send(number: int) -> None:
+        wanted = asked(number)
+        other = OutsideRequest(operation_id=f"ep-{number}.r1.d1.c0", epoch=1, arguments=wanted.arguments)
+        answers.append(await bank.again().send(other))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(1, 71):
+            tasks.start_soon(send, number)
+    assert all(isinstance(answer, OutsideAnswer) for answer in answers)
+    assert (await bank.rows("SELECT count(*) FROM transfers"))[0][0] == 70
 
 
 async def test_an_id_that_comes_with_another_request_is_refused(bank: Bank) -> None:

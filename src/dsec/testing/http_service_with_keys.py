@@ -118,6 +118,10 @@ class HttpServiceWithKeys:
             case "half":
                 status, body = self._do(asked)
                 await stream.send(_message(status, body)[: -(len(body) // 2 + 1)])
+            case "hint":
+                await stream.send(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
+                await anyio.sleep(0.01)
+                await stream.send(_message(*self._do(asked)))
             case "silent":
                 self._do(asked)
                 await anyio.sleep_forever()

@@ -52,6 +52,12 @@ class _Received:
         self.has_head = False
         self._limit_bytes = limit_bytes
 
+    def on_message_begin(self) -> None:
+        # An interim answer (103, say) is followed by another one, and only the last one counts.
+        self.headers.clear()
+        self.body.clear()
+        self.is_complete = self.has_head = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
@@ -78,6 +84,10 @@ def check_url(url: str, *, what: str) -> str:
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         known = False
+    if known and "@" in parts.netloc:
+        raise InvalidRequestError(
+            f"{what} holds a name or a password", resolution="put it into a header, by a variable"
+        )
     if not known or not url.isascii() or not url.isprintable() or " " in url:
         raise InvalidRequestError(f"{what}: {url[:200]!r} is no URL", resolution="it looks like https://bank/transfers")
     return url
@@ -153,7 +163,7 @@ async def _receive(stream: ByteStream, limit_bytes: int, place: str) -> HttpRepl
         if not received.has_head and length > _HEAD_BYTES:
             raise UnknownOutcomeError(f"{place} answered with a head of more than {_HEAD_BYTES} bytes")
         if received.is_complete and parser.get_status_code() < 200:
-            raise UnknownOutcomeError(f"{place} answered {parser.get_status_code()}, and nothing was to be waited for")
+            received.on_message_begin()
     if not received.has_head:
         raise UnknownOutcomeError(f"{place} was asked and broke off before it answered")
     return HttpReply(

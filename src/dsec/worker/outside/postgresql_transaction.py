@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from dsec.base.errors import (
     CapabilityMissingError,
@@ -35,6 +36,9 @@ except ImportError as error:
 
 Connection = psycopg.AsyncConnection[Any]
 _Value = TypeVar("_Value")
+CONNECTIONS = 16
+"""At once from this process to one database."""
+_LIMITERS: RunVar[dict[str, anyio.CapacityLimiter]] = RunVar("dsec.worker.outside.postgresql")
 ISOLATIONS = ("read committed", "repeatable read", "serializable")
 _COLLISIONS = frozenset({"40001", "40P01"})
 _LATER = frozenset({"55P03", "57014", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
@@ -89,6 +93,21 @@ async def run_transaction(settings: TransactionSettings, work: Callable[[Connect
         UnknownOutcomeError: the connection was lost while it committed.
         DsecError: what `work` raised; nothing happened.
     """
+    async with _limiter(settings.connection):
+        return await _run(settings, work)
+
+
+def _limiter(connection: str) -> anyio.CapacityLimiter:
+    """Hundreds of episodes use a database at once, which takes a hundred connections of everybody."""
+    try:
+        limiters = _LIMITERS.get()
+    except LookupError:
+        limiters = {}
+        _LIMITERS.set(limiters)
+    return limiters.setdefault(connection, anyio.CapacityLimiter(CONNECTIONS))
+
+
+async def _run(settings: TransactionSettings, work: Callable[[Connection], Awaitable[_Value]]) -> _Value:
     connection: Connection | None = None
     is_committing = False
     try:
