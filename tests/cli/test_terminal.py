@@ -61,7 +61,7 @@ def _seat(dsec: Dsec, *argv: str) -> Iterator[_Seat]:
     keyboard, line = pty.openpty()
     _set_size(line, 100, 30)
     command = [sys.executable, "-m", "dsec", "--url", dsec.url, *argv]
-    env = {**os.environ, "TERM": "vt100"}
+    env = {**os.environ, "TERM": "vt100", "COLUMNS": "80", "LINES": "24"}
     with subprocess.Popen(command, stdin=line, stdout=line, stderr=line, start_new_session=True, env=env) as process:
         try:
             yield _Seat(keyboard, line, process)

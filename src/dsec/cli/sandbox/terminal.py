@@ -23,7 +23,14 @@ _CHUNK_BYTES = 65_536
 
 
 def size() -> TerminalSize:
-    """Return the size of this terminal."""
+    """Return the size of this terminal, whatever variables say: `COLUMNS` may be of another one."""
+    for stream in (sys.stdin, sys.stdout):
+        try:
+            columns, rows = os.get_terminal_size(stream.fileno())
+        except (AttributeError, ValueError, OSError):
+            continue  # It is closed, or none.
+        if columns and rows:
+            return TerminalSize(columns=columns, rows=rows)
     columns, rows = shutil.get_terminal_size()
     return TerminalSize(columns=columns, rows=rows)
 
