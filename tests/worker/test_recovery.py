@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from dsec.base.errors import BackendFailedError, InvalidRequestError
+from dsec.base.errors import BackendFailedError, InvalidRequestError, PathNotFoundError
 from dsec.episode.failure_kinds import FailureKind
 from dsec.episode.log_events import EnvironmentUsed, EpisodeSteered, ModelChanged, ModelFailed, RoundCommitted
 from dsec.episode.recovery_experience import Experience, Step, StepTaken
@@ -33,6 +33,7 @@ from dsec.episode.spec import (
 )
 from dsec.episode.tools import CommandOutput
 from dsec.model.sandbox import SandboxSpec
+from dsec.node.node import Node
 from dsec.testing.memory_worker import MemoryWorker
 from dsec.testing.scripted_chat import Answer, Breaks, Refuses, Says, ScriptedChat, Silent, Wastes, shell, submit
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
@@ -402,3 +403,29 @@ async def test_a_check_is_done_again_when_lost_files_are_made_again(tmp_path: Pa
     rounds = [event.record for event in played.events if isinstance(event, RoundCommitted)]
     assert isinstance(rounds[1].results[0], CommandOutput)
     assert rounds[1].results[0].stdout.text == "checked\n"
+
+
+async def test_an_episode_is_paused_though_its_check_runs(tmp_path: Path) -> None:
+    place, check = MemoryWorker(tmp_path), EpisodeCheck(command="echo begun > /tmp/begun; sleep 30")
+    async with (
+        ScriptedChat({"small": [submit()]}).served() as chat,
+        place.node() as node,
+        place.worker(node) as episodes,
+    ):
+        started = await episodes.start(spec(chat, stronger=False, check=check))
+        with anyio.fail_after(WITHIN_S):
+            await chat.wait_asked("small", 1)
+            box = (await episodes.get(started.episode_id)).sandbox_id
+            await _wait_file(node, box, "/tmp/begun")
+            assert (await episodes.pause(started.episode_id)).state is EpisodeState.PAUSED
+        await episodes.cancel(started.episode_id)
+
+
+async def _wait_file(node: Node, box: str, path: str) -> None:
+    while True:
+        try:
+            await node.stat_file(box, path)
+        except PathNotFoundError:
+            await anyio.sleep(0.005)
+        else:
+            return

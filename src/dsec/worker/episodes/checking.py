@@ -30,6 +30,11 @@ def declared_checked(declare: Declare, check: EpisodeCheck | None) -> Declare:
     return declared
 
 
+def is_checked(operation: Operation) -> bool:
+    """Say whether an operation is a submission whose check runs in the sandbox."""
+    return isinstance(operation.call, Submit) and operation.effect is Effect.WORKSPACE
+
+
 def checked_hands(hands: Hands, check: EpisodeCheck | None) -> Hands:
     """Return hands that check submissions, if they are to be checked."""
     return hands if check is None else CheckedHands(hands, check)

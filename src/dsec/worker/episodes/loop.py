@@ -53,6 +53,7 @@ from dsec.episode.recovery import (
 )
 from dsec.episode.tools import Run, ToolFailed, ToolResult, UploadArchive, WriteFile
 from dsec.stores.episode_log_group import DurableLog
+from dsec.worker.episodes.checking import is_checked
 from dsec.worker.episodes.deciding import Around, Decider
 from dsec.worker.episodes.ports import Declare, EpisodePolicy, Finished, Hands, Proposal, Workspace
 from dsec.worker.episodes.results import bounded_result
@@ -361,7 +362,7 @@ class EpisodeLoop:
         return await self._finish(operation, result, action.attempt)
 
     async def _execute(self, decision: ModelDecision, operation: Operation, attempt: int) -> ToolResult:
-        if isinstance(operation.call, Run):
+        if isinstance(operation.call, Run) or is_checked(operation):
             # A command is not waited for when the episode has to stand still: it is frozen with its sandbox.
             async with self._gate.working():
                 await self._announce(decision, operation, attempt)
