@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from dsec.base.errors import (
+    CapabilityMissingError,
     InvalidRequestError,
     OutsideUnavailableError,
     UnknownOutcomeError,
@@ -152,6 +153,14 @@ class TestOverHttpWithEpochs(OutsideSystemSuite):
 @pytest.mark.parametrize(("name", "effect"), list(zip(SERVICES, EFFECTS, strict=True)))
 def test_what_a_service_offers_decides_the_kind_of_effect(name: str, effect: Effect) -> None:
     assert HttpOutside("transfer", options("http://bank", **SERVICES[name])).effect is effect
+
+
+async def test_what_is_not_offered_is_not_pretended() -> None:
+    plain = HttpOutside("transfer", options("http://bank", keys=False))
+    with pytest.raises(CapabilityMissingError):
+        await plain.ask(request())
+    with pytest.raises(CapabilityMissingError):
+        await plain.compensate(request())
 
 
 def sent(service: HttpServiceWithKeys, offered: Mapping[str, Any], *faults: str) -> HttpOutside:

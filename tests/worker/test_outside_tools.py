@@ -237,7 +237,20 @@ async def test_a_script_that_asks_for_what_does_not_fit_is_told_so() -> None:
     assert isinstance(await till.hands.run(other), ToolFailed)
     with pytest.raises(InvalidStateError, match="nobody"):
         await till.hands.ask(other)
+    with pytest.raises(InvalidStateError, match="nobody"):
+        await till.hands.compensate(other)
     assert not till.ledger.done
+
+
+@pytest.mark.parametrize("effect", [Effect.ASKED, Effect.DEDUPLICATED, Effect.COMPENSATED])
+async def test_an_adapter_that_keeps_less_than_was_declared_does_nothing(effect: Effect) -> None:
+    till = Till(Effect.ONCE)
+    for act in (till.hands.run, till.hands.ask, till.hands.compensate):
+        with pytest.raises(InvalidStateError, match=effect.value):
+            await act(paying(effect=effect))
+    assert not till.ledger.done
+    await till.hands.run(paying(effect=Effect.ONCE))
+    assert till.ledger.done.total() == 1
 
 
 @pytest.fixture

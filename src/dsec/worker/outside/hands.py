@@ -47,6 +47,7 @@ class OutsideHands:
             msgspec.convert(call.arguments, tool.arguments)
         except msgspec.ValidationError as error:
             return ToolFailed(code=InvalidRequestError.code, brief=f"the arguments do not fit: {error}")
+        _check_kind(operation, tool)
         return await self._send(operation, tool, self._request(operation, call))
 
     async def ask(self, operation: Operation) -> ToolResult | None:
@@ -58,7 +59,7 @@ class OutsideHands:
         call = operation.call
         if not isinstance(call, OutsideCall):
             return await self._inside.ask(operation)
-        return await self._tool(call).system.ask(self._request(operation, call))
+        return await self._tool(operation, call).system.ask(self._request(operation, call))
 
     async def compensate(self, operation: Operation) -> None:
         """Undo an operation, if it happened.
@@ -70,15 +71,16 @@ class OutsideHands:
         if not isinstance(call, OutsideCall):
             await self._inside.compensate(operation)
             return
-        await self._tool(call).system.compensate(self._request(operation, call))
+        await self._tool(operation, call).system.compensate(self._request(operation, call))
 
-    def _tool(self, call: OutsideCall) -> OutsideTool:
+    def _tool(self, operation: Operation, call: OutsideCall) -> OutsideTool:
         tool = self._tools.get(call.name)
         if tool is None:
             raise InvalidStateError(
                 f"this episode used a system outside called {call.name!r}, which its spec does not name",
                 resolution="give the spec its adapter again",
             )
+        _check_kind(operation, tool)
         return tool
 
     def _request(self, operation: Operation, call: OutsideCall) -> OutsideRequest:
@@ -96,3 +98,13 @@ class OutsideHands:
             except OutsideUnavailableError as error:
                 raise lost from error
             return found if found is not None else await tool.system.send(request)
+
+
+def _check_kind(operation: Operation, tool: OutsideTool) -> None:
+    """Refuse what was declared to be of a kind that the system does not keep any more, such as with a newer adapter."""
+    if operation.effect not in (Effect.ONCE, tool.system.effect):
+        kinds = f"was declared {operation.effect.value}, and {tool.name} is {tool.system.effect.value}"
+        raise InvalidStateError(
+            f"{operation.operation_id} {kinds}",
+            resolution="go on with the adapter that the episode began with",
+        )

@@ -170,7 +170,7 @@ class HttpOutside:
     async def ask(self, request: OutsideRequest) -> OutsideAnswer | ToolFailed | None:
         """See the port."""
         if self._options.ask is None:
-            return None
+            raise CapabilityMissingError(f"{self._name} cannot be asked", resolution="say where, as `ask`")
         if not self._options.keys:
             await anyio.sleep(self._options.settle_s)
         reply = await self._patiently(self._asking(request, self._options.ask), final=(404,))

@@ -128,6 +128,7 @@ class OutsideSystem(Protocol):
         """Return the answer to an operation that was sent before; None: it did not happen, and will not by itself.
 
         Raises:
+            CapabilityMissingError: it cannot be asked; it is not of the kind ``ASKED``.
             OutsideUnavailableError: the system does not say.
             WriterFencedError: as for `send`.
         """

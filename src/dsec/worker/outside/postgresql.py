@@ -198,7 +198,7 @@ class PostgresqlOutside:
     async def ask(self, request: OutsideRequest) -> OutsideAnswer | ToolFailed | None:
         """See the port."""
         if not self._options.ledger:
-            return None
+            raise CapabilityMissingError(f"{self._name} keeps no ledger to ask", resolution="let it keep one")
         return await self._patiently_told(lambda connection: self._find(connection, request))
 
     async def compensate(self, request: OutsideRequest) -> None:
