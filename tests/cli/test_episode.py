@@ -358,6 +358,14 @@ def test_jobs_are_listed_and_collected_once(episode: Episode, tmp_path: Path) ->
     assert episode.ok("collect", "nothing") == ""
 
 
+def test_an_episode_is_started_and_watched_in_one_command(episode: Episode, portal: BlockingPortal) -> None:
+    assert episode("start", *ASKED, "--attempts", "2", "--watch").exit_code == 2
+    episode.ok("start", *ASKED, "--id", "ep-one")
+    portal.start_task_soon(_end_soon, episode._memory)
+    lines = episode.ok("start", *ASKED, "--id", "ep-one", "--watch").splitlines()
+    assert [line.split(":")[0] for line in lines[1:]] == ["began", "ended"]
+
+
 def test_ids_are_completed_from_a_worker_that_runs(one: Episode, monkeypatch: pytest.MonkeyPatch) -> None:
     def completed(worker: str) -> list[str]:
         arguments = ["episode", "--worker", worker, "show"]

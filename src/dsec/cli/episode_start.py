@@ -11,7 +11,8 @@ from dsec.base.errors import InvalidRequestError
 from dsec.cli.context import Options, pass_options
 from dsec.cli.episode_acting import tell
 from dsec.cli.episode_specs import read_specs
-from dsec.cli.output import note, print_json
+from dsec.cli.episode_watch import follow, show_event
+from dsec.cli.output import note, print_json, print_json_line
 from dsec.cli.parameters import duration, json_option, pairs_option
 from dsec.cli.worker_connection import run_episodes
 from dsec.episode.spec import (
@@ -56,6 +57,9 @@ from dsec.service.episodes import EpisodeService
 @click.option(
     "--at-once", type=click.IntRange(min=1), default=DEFAULT_AT_ONCE, show_default=True, help="Requests under way."
 )
+@click.option(
+    "--watch", is_flag=True, help="Show it as it goes, until it has ended; whoever interrupts that leaves it."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
 @json_option
 @pass_options
@@ -77,6 +81,7 @@ def start(
     attempts: int,
     episode_id: str | None,
     at_once: int,
+    watch: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -98,8 +103,8 @@ def start(
         made = EpisodeEnvironment(sandbox=SandboxSpec(image=image), cwd=cwd, mode=EnvironmentMode(mode))
         specs = [_asked(task or "", _text(instruction), url, model_name, key_variable, made, rounds, deadline)]
     specs = [each for spec in specs for each in _attempts(_labelled(spec, job, labels), attempts)]
-    if episode_id is not None and len(specs) > 1:
-        raise click.UsageError("--id names one episode.")
+    if (episode_id is not None or watch) and len(specs) > 1:
+        raise click.UsageError("--id and --watch are for one episode.")
     ids = None if episode_id is None else [episode_id]
     infos = run_episodes(options, lambda episodes: _start(episodes, specs, ids, at_once))
     if as_json:
@@ -108,8 +113,10 @@ def start(
         click.echo("".join(f"{info.episode_id}\n" for info in infos), nl=False)
     else:
         tell(infos, as_json=False)
-        if len(infos) == 1:
+        if len(infos) == 1 and not watch:
             note(f"watch it with: dsec episode watch {infos[0].episode_id}")
+    if watch:
+        follow(options, infos[0].episode_id, print_json_line if as_json else show_event)
 
 
 async def _start(

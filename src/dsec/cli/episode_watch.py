@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from dsec.base.errors import PlatformError
@@ -11,6 +13,7 @@ from dsec.cli.episode_picture import lines_of
 from dsec.cli.output import note, print_json_line
 from dsec.cli.worker_connection import run_episodes
 from dsec.episode.log_events import EnvironmentUsed
+from dsec.episode.spec import EpisodeEvent
 from dsec.service.episodes import EpisodeService
 
 
@@ -30,20 +33,37 @@ def watch(
     A worker that goes away is waited for and asked from the last event on: nothing is missed, nothing comes twice. Who
     interrupts it is told where to go on.
     """
+
+    def show(event: EpisodeEvent) -> None:
+        if as_json:
+            print_json_line(event)
+        else:
+            show_event(event, whole=whole, environment=environment)
+
+    follow(options, episode_id, show, first=first, wait=not no_follow)
+
+
+def show_event(event: EpisodeEvent, *, whole: bool = False, environment: bool = False) -> None:
+    """Print an event for people; how the sandbox was kept only where that is asked for."""
+    if environment or not isinstance(event.event, EnvironmentUsed):
+        click.echo("\n".join(lines_of(event.event, whole=whole)))
+
+
+def follow(
+    options: Options, episode_id: str, show: Callable[[EpisodeEvent], None], *, first: int = 1, wait: bool = True
+) -> None:
+    """Show the events of an episode from one on; whoever interrupts it is told where to go on."""
     offset = first
 
-    async def follow(episodes: EpisodeService) -> None:
+    async def hear(episodes: EpisodeService) -> None:
         nonlocal offset
-        async with episodes.events(episode_id, first, follow=not no_follow) as events:
+        async with episodes.events(episode_id, first, follow=wait) as events:
             async for event in events:
-                if as_json:
-                    print_json_line(event)
-                elif environment or not isinstance(event.event, EnvironmentUsed):
-                    click.echo("\n".join(lines_of(event.event, whole=whole)))
+                show(event)
                 offset = event.sequence + 1
 
     try:
-        run_episodes(options, follow)
+        run_episodes(options, hear)
     except (KeyboardInterrupt, PlatformError):
         note(f"the episode goes on; go on watching with: dsec episode watch {episode_id} --from {offset}")
         raise
