@@ -18,7 +18,7 @@ from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.log_events import Verdict
 from dsec.episode.operations import Effect
 from dsec.episode.spec import EpisodeSpec
-from dsec.episode.tools import CommandOutput
+from dsec.episode.tools import CommandOutput, WriteFile
 from dsec.model.process import CommandRequest, CommandResult
 from dsec.model.sandbox import SandboxFilter
 from dsec.node.node import Node
@@ -31,7 +31,8 @@ from dsec.verification.outcome import Outcome
 from dsec.worker.episode_attempt import episode_id_of
 from dsec.worker.episodes.deciding import NoStrategy
 from dsec.worker.episodes.escalation import TreeRecovery
-from dsec.worker.episodes.ports import RecoveryStrategy
+from dsec.worker.episodes.policy_registry import PluginContext
+from dsec.worker.episodes.ports import Finished, Proposal, RecoveryStrategy, Turn
 from dsec.worker.episodes.worker import EpisodeWorker
 from dsec.worker.grades import read_grades
 from dsec.worker.job import JobEnd, RolloutRequest, run_rollout
@@ -100,8 +101,7 @@ class Run:
             service=more.pop("node", self.node),
             clock=SystemClock(),
             warn=warned.append,
-            open_episodes=open_quick_worker,
-            **more,
+            **{"open_episodes": open_quick_worker, **more},
         )
 
     async def killed_when(self, place: int) -> None:
@@ -157,6 +157,47 @@ async def test_a_runner_that_dies_while_the_model_thinks_goes_on_in_the_same_rou
     assert result.episode.lives == 2
     assert run.service.asked == sorted([0, 1, 2, place]), "no committed round was decided again"
     assert await run.sandboxes() == 0
+
+
+async def test_episodes_of_a_worker_elsewhere_go_on_while_no_runner_is_there(run: Run, tmp_path: Path) -> None:
+    async with open_quick_worker(tmp_path / "elsewhere", run.node) as worker:
+
+        @asynccontextmanager
+        async def there(directory: Path, service: object) -> AsyncIterator[EpisodeService]:
+            yield worker
+
+        asked = anyio.Event()
+        with anyio.CancelScope() as scope:
+            run.service.on_asked = lambda place: scope.cancel() if place == 1 else asked.set() if place == 2 else None
+            await run.job(open_episodes=there)
+        await asked.wait()
+        result = await run(open_episodes=there)
+    assert (result.outcome, result.rounds) == (Outcome.PASSED, 3)
+    assert run.service.asked == [0, 1, 2]
+    assert result.episode is not None
+    assert result.episode.lives == 1
+    assert "echo looked" in (run.out / "report.html").read_text()
+    assert not (run.out / "worker").exists()
+
+
+async def test_a_class_of_ones_own_is_played_as_an_episode(run: Run) -> None:
+    run.request = replace(run.request, policy=f"episode:{__name__}:Writes", episodes=EpisodeOptions())
+    result = await run()
+    assert (result.outcome, result.rounds, result.policy_end) == (Outcome.PASSED, 1, "written")
+    assert result.episode is not None
+    assert (result.episode.calls, result.episode.cost_usd) == (0, None)
+
+
+class Writes:
+    """A policy: it writes the answer."""
+
+    def __init__(self, context: PluginContext) -> None:
+        self._path = "/home/user/answer"
+
+    async def decide(self, turn: Turn) -> Proposal | Finished:
+        if turn.number > 1:
+            return Finished(reason="written")
+        return Proposal(calls=(WriteFile(path=self._path, content=Content(text="1")),))
 
 
 class Killed(BaseException):

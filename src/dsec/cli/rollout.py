@@ -147,12 +147,13 @@ class _Job:
         from dsec.cli.rollout_agent import episode_options
         from dsec.cli.rollout_images import ensure_recipes, image_builder, image_names
         from dsec.cli.rollout_progress import ProgressObserver
-        from dsec.cli.rollout_watching import open_watched_worker
+        from dsec.cli.rollout_watching import open_watched_worker, open_worker_elsewhere
         from dsec.worker.job import run_rollout
 
         request = replace(self.request, episodes=await episode_options(self.agent))
         names = image_names(self.request.tasks, self.request.pattern, self.request.limit)
         await ensure_recipes(self.options, service, names)
+        there = partial(open_worker_elsewhere, self.agent.worker or "", self.options.worker_token)
         stop = anyio.Event()
         async with anyio.create_task_group() as group:
             group.start_soon(_stop_on_signal, stop)
@@ -165,7 +166,7 @@ class _Job:
                     builder=image_builder(self.options),
                     observer=observer,
                     stop=stop,
-                    open_episodes=open_watched_worker,
+                    open_episodes=open_watched_worker if self.agent.worker is None else there,
                 )
             group.cancel_scope.cancel()
         return end

@@ -54,6 +54,11 @@ _OPTIONS = (
         help="What commands may do: change files, or things outside; then one that was cut off is never repeated by "
         "itself.  [once where a task has a network]",
     ),
+    click.option(
+        "--worker",
+        metavar="URL",
+        help="Worker that drives the episodes, over the same node; they go on without this command.  [one in here]",
+    ),
     click.option("--seed", type=int, default=0, show_default=True, help="From which the attempts' own follow."),
 )
 
@@ -76,6 +81,7 @@ class AgentOptions:
     environment: str
     durability: str
     commands: str | None
+    worker: str | None
     seed: int
 
 

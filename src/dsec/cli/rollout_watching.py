@@ -1,4 +1,4 @@
-"""The worker of a rollout's episodes, with a socket by which `dsec episode` looks in while the rollout runs."""
+"""The worker of a rollout's episodes: one in here, with a socket for `dsec episode` while it runs, or one elsewhere."""
 
 from __future__ import annotations
 
@@ -10,10 +10,32 @@ from dsec.api.episode_server import serve_episodes
 from dsec.base.errors import InvalidRequestError
 from dsec.cli.output import note
 from dsec.sdk.background import WORKER
+from dsec.sdk.episodes import HttpEpisodes
 from dsec.sdk.state import state_of
+from dsec.sdk.workers import worker_endpoint
 from dsec.service.episodes import EpisodeService
 from dsec.service.port import SandboxService
 from dsec.worker.episodes.standard import standard_worker
+
+
+@asynccontextmanager
+async def open_worker_elsewhere(
+    url: str, token: str | None, directory: Path, service: SandboxService
+) -> AsyncIterator[EpisodeService]:
+    """Connect to a worker that drives the same node; its episodes go on whoever asks, or does not.
+
+    Args:
+        url, token: of its server; without a token, `DSEC_WORKER_TOKEN`.
+        directory, service: of the rollout; that worker has its own.
+    """
+    del directory, service
+    endpoint = worker_endpoint(url, token)
+    assert endpoint is not None
+    episodes = HttpEpisodes(endpoint)
+    try:
+        yield episodes
+    finally:
+        await episodes.aclose()
 
 
 @asynccontextmanager

@@ -214,6 +214,7 @@ class EpisodeAttempt(Attempt):
     async def _go_on(self, play: EpisodePlay) -> None:
         """Let an episode of an earlier run go on, with the model that is asked now."""
         self._count_before(play)
+        await self._extend_life(play.episode_id)
         info = await self._episodes.get(play.episode_id)
         if info.state is EpisodeState.ENDED:
             # Its tests may have been running when the runner died: what the policy left is put back before they run.
@@ -224,6 +225,14 @@ class EpisodeAttempt(Attempt):
         moved = isinstance(was, AgentPolicy) and wanted is not None and was.model != wanted
         if info.state is not EpisodeState.WAITING and (moved or info.state in _HELD):
             await self._episodes.resume(info.episode_id, model=wanted if moved else None)
+
+    async def _extend_life(self, episode_id: str) -> None:
+        """Give what is left of an earlier run as long as a sandbox of this one would have."""
+        for info in await self._context.service.list(SandboxFilter(metadata={EPISODE_KEY: episode_id})):
+            try:
+                await self._context.service.extend(info.sandbox_id, info.spec.lifetime)
+            except DsecError:
+                continue  # It is gone, or goes; the worker finds another way.
 
     async def _judge(self, current: Try, play: EpisodePlay, info: EpisodeInfo) -> str:
         """Return the sandbox to verify.

@@ -12,16 +12,19 @@ import anyio
 
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, InvalidRequestError
+from dsec.episode.log_events import RoundCommitted
+from dsec.episode.operations import RoundRecord
 from dsec.model.capability import CapabilityReport
 from dsec.service.episodes import EpisodeService
 from dsec.service.port import SandboxService
+from dsec.verification.attempt_result import AttemptResult
 from dsec.worker.layout import REPORT_NAME, WORKER_NAME
 from dsec.worker.manifest import make_manifest, write_durably
 from dsec.worker.output import OutputDirectory, read_rounds
 from dsec.worker.policies.episodes import EpisodeOptions
 from dsec.worker.policies.port import PolicySource
 from dsec.worker.policies.registry import load_policy
-from dsec.worker.report.page import render_report
+from dsec.worker.report.page import MAXIMUM_SHOWN_EPISODES, excerpted, render_report
 from dsec.worker.rollout import Rollout, RolloutObserver, check_settings
 from dsec.worker.rollout_worker import open_rollout_worker
 from dsec.worker.settings import RolloutSettings
@@ -180,9 +183,11 @@ async def run_rollout(
                 options=request.episodes,
             )
             interrupted = await _run_until(rollout, stop)
+            results = list(output.results.values())
+            elsewhere = await _rounds_elsewhere(episodes, request.out, results)
         summary = rollout.summary(skipped=skipped)
         output.write_summary(summary)
-        page = render_report(summary, list(output.results.values()), rounds=partial(read_rounds, request.out))
+        page = render_report(summary, results, rounds=partial(read_rounds, request.out, elsewhere=elsewhere))
         write_durably(request.out / REPORT_NAME, page.encode(errors="replace"))
     return JobEnd(summary=summary, interrupted=interrupted)
 
@@ -191,6 +196,23 @@ def _episodes(
     policy: PolicySource, request: RolloutRequest, service: SandboxService, open_episodes: OpenEpisodes
 ) -> AbstractAsyncContextManager[EpisodeService | None]:
     return nullcontext() if policy.episode is None else open_episodes(request.out / WORKER_NAME, service)
+
+
+async def _rounds_elsewhere(
+    episodes: EpisodeService | None, out: Path, results: Sequence[AttemptResult]
+) -> dict[str, list[RoundRecord]]:
+    """Return the rounds of episodes whose worker is elsewhere, by their ids: of as many as a report shows."""
+    found: dict[str, list[RoundRecord]] = {}
+    for result in excerpted(results)[:MAXIMUM_SHOWN_EPISODES]:
+        if result.episode is None or episodes is None or (out / WORKER_NAME).is_dir():
+            continue
+        try:
+            async with episodes.events(result.episode.episode_id, follow=False) as events:
+                told = [each.event async for each in events]
+        except DsecError:
+            continue  # It is not shown, and nothing else fails.
+        found[result.episode.episode_id] = [event.record for event in told if isinstance(event, RoundCommitted)]
+    return found
 
 
 async def _run_until(rollout: Rollout, stop: anyio.Event | None) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import msgspec
 
@@ -134,10 +134,20 @@ def recorded_summary(out: Path) -> tuple[Summary, list[AttemptResult]]:
     return summary, results
 
 
-def read_rounds(out: Path, result: AttemptResult) -> Sequence[RoundRecord]:
-    """Return the rounds of an attempt that was an episode; what cannot be read is not shown, and nothing else fails."""
+def read_rounds(
+    out: Path, result: AttemptResult, *, elsewhere: Mapping[str, Sequence[RoundRecord]] = MappingProxyType({})
+) -> Sequence[RoundRecord]:
+    """Return the rounds of an attempt that was an episode; what cannot be read is not shown, and nothing else fails.
+
+    Args:
+        out: of the rollout.
+        result: of the attempt.
+        elsewhere: rounds of episodes whose logs are not in `out`, by their ids.
+    """
     if result.episode is None:
         return ()
+    if result.episode.episode_id in elsewhere:
+        return elsewhere[result.episode.episode_id]
     try:
         return read_episode_log(out / WORKER_NAME / "episodes" / result.episode.episode_id).rounds
     except DsecError:

@@ -111,10 +111,10 @@ def _output(caption: str, text: str) -> str:
     return f'<p class="cap">{caption}</p><pre>{escape(text[-EXCERPT_CHARACTERS - 1 :])}</pre>'
 
 
-def _excerpted(results: Sequence[AttemptResult]) -> frozenset[tuple[str, int]]:
-    """Return the attempts whose output is in the page."""
+def excerpted(results: Sequence[AttemptResult]) -> list[AttemptResult]:
+    """Return the attempts whose output is in the page, those that did not pass first."""
     in_order = sorted(results, key=lambda result: (result.outcome is Outcome.PASSED, result.key))
-    return frozenset(result.key for result in in_order[:MAXIMUM_EXCERPTED_ATTEMPTS])
+    return in_order[:MAXIMUM_EXCERPTED_ATTEMPTS]
 
 
 def _outputs(result: AttemptResult) -> str:
@@ -163,7 +163,7 @@ def _task(
     name: str,
     group: Sequence[AttemptResult],
     longest_s: float,
-    excerpted: frozenset[tuple[str, int]],
+    shown: frozenset[tuple[str, int]],
     rounds: ReadRounds,
 ) -> str:
     marks = "".join(
@@ -176,9 +176,7 @@ def _task(
     mean_s = sum(result.duration_s for result in group) / len(group)
     outcomes = " ".join(sorted({result.outcome.value for result in group}))
     more = len(group) - MAXIMUM_DETAILED_ATTEMPTS
-    attempts = "".join(
-        _attempt(result, result.key in excerpted, rounds) for result in group[:MAXIMUM_DETAILED_ATTEMPTS]
-    )
+    attempts = "".join(_attempt(result, result.key in shown, rounds) for result in group[:MAXIMUM_DETAILED_ATTEMPTS])
     rest = f'<p class="note">and {more} more attempts, in results.jsonl</p>' if more > 0 else ""
     return (
         f'<details class="task" data-name="{escape(name.lower())}" data-outcomes="{outcomes}"><summary>'
@@ -201,8 +199,8 @@ def _tasks(groups: Mapping[str, Sequence[AttemptResult]], rounds: ReadRounds) ->
     )
     longest_s = max(sum(r.duration_s for r in group) / len(group) for group in groups.values()) or 1.0
     names = list(groups)
-    excerpted = _excerpted([result for group in groups.values() for result in group])
-    rows = "".join(_task(name, groups[name], longest_s, excerpted, rounds) for name in names[:MAXIMUM_DETAILED_TASKS])
+    shown = frozenset(result.key for result in excerpted([result for group in groups.values() for result in group]))
+    rows = "".join(_task(name, groups[name], longest_s, shown, rounds) for name in names[:MAXIMUM_DETAILED_TASKS])
     more = len(names) - MAXIMUM_DETAILED_TASKS
     rest = f'<p class="note">and {more} more tasks, in results.jsonl</p>' if more > 0 else ""
     return (
