@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.system.conftest import leave
 
 from dsec.linux.mounts import mounts_under
 
@@ -26,7 +27,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "state"
     yield place
     for directory in tmp_path.iterdir():
-        _dsec(directory, "down", "--destroy")
+        leave(directory)
     assert not list(mounts_under(tmp_path))
 
 
