@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dsec.base.errors import InvalidRequestError, InvalidStateError, StateLockedError, UnauthorizedError
+from dsec.base.errors import (
+    InvalidRequestError,
+    InvalidStateError,
+    NodeUnavailableError,
+    StateLockedError,
+    UnauthorizedError,
+)
+from dsec.cli import worker_connection
 from dsec.cli.context import Options
 from dsec.cli.main import cli
 from dsec.cli.worker_connection import background_argv
@@ -152,3 +159,17 @@ def test_a_background_worker_drives_the_same_node_and_its_command_line_holds_no_
     assert argv[argv.index("--set") + 1] == "runtime=runc"
     assert argv[-6:] == ["worker", "up", "--state-dir", str(tmp_path / "worker"), "--exit-when-idle", "600"]
     assert "secret" not in argv
+
+
+def test_a_background_worker_is_given_the_token_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, str]] = []
+
+    async def start(argv: list[str], worker_dir: Path, server: object, variables: dict[str, str]) -> None:
+        started.append(variables)
+        raise NodeUnavailableError("not here")
+
+    monkeypatch.setattr(worker_connection, "start_background", start)
+    monkeypatch.delenv("DSEC_WORKER_URL", raising=False)
+    result = run("--url", "http://n:1", "--token", "secret", "--state-dir", str(tmp_path), "episode", "ls")
+    assert result.exit_code == NodeUnavailableError.exit_code
+    assert started == [{"DSEC_TOKEN": "secret"}]

@@ -38,15 +38,16 @@ async def open_episodes(options: Options) -> AsyncIterator[HttpEpisodes]:
 
     async def start() -> None:
         note(f"starting a worker in {worker_dir} (log: {worker_dir / WORKER.log})")
-        await start_background(background_argv(options, worker_dir), worker_dir, WORKER)
+        token = {"DSEC_TOKEN": options.token} if options.token else {}
+        await start_background(background_argv(options, worker_dir), worker_dir, WORKER, token)
 
     async with open_local_episodes(worker_dir, start) as episodes:
         yield episodes
 
 
 def background_argv(options: Options, worker_dir: Path) -> list[str]:
-    """Return the command line of a background worker that drives the same node as ours. A token is not on it: the
-    worker inherits DSEC_TOKEN."""
+    """Return the command line of a background worker that drives the same node as ours; the node's token is not on it,
+    since others see command lines."""
     further: list[str] = []
     if options.url:
         further += ["--url", options.url]

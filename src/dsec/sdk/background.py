@@ -9,7 +9,7 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +84,16 @@ async def start_background_node(argv: Sequence[str], state_dir: Path) -> None:
     await start_background(argv, state_dir, NODE)
 
 
-async def start_background(argv: Sequence[str], state_dir: Path, server: Server) -> None:
+async def start_background(
+    argv: Sequence[str], state_dir: Path, server: Server, variables: Mapping[str, str] | None = None
+) -> None:
     """Start a server and return when its socket answers. What it says is in its log in the state directory.
+
+    Args:
+        argv: its command line.
+        state_dir: where it keeps its socket and log.
+        server: what it is.
+        variables: further ones of its environment, such as a token, which no command line should show.
 
     Raises:
         NodeUnavailableError: it ended, or did not answer in time.
@@ -93,7 +101,7 @@ async def start_background(argv: Sequence[str], state_dir: Path, server: Server)
     """
     _make_state_dir(state_dir)
     log = _Log.of(state_dir / server.log)
-    child = _spawn(argv, log.path)
+    child = _spawn(argv, log.path, variables or {})
     try:
         with anyio.move_on_after(START_TIMEOUT_S):
             await _wait_answers(child, state_dir, server, log)
@@ -143,7 +151,7 @@ def _make_state_dir(state_dir: Path) -> None:
         ) from error
 
 
-def _spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def _spawn(argv: Sequence[str], log: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start it in a session of its own (setsid(2)), so that no terminal's hang-up or interrupt reaches it."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -153,6 +161,7 @@ def _spawn(argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
             stdout=descriptor,
             stderr=descriptor,
             cwd="/",
+            env={**os.environ, **variables},
             start_new_session=True,
         )
     finally:
