@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from dsec.episode.operations import Effect, Operation
 from dsec.episode.recovery import AwaitVerdict, RunOperation
 from dsec.stores import episode_log_remote, episode_log_upload
 from dsec.stores.episode_log_group import DurableLog
+from dsec.testing.crash_plan import CrashPlan
 from dsec.testing.episode_checker import check_history
 from dsec.testing.simulated_disk import SimulatedDisk
-from dsec.testing.worker_crashes import Crashes, CrashPlan, Tally
+from dsec.testing.worker_crashes import Crashes, Tally
 from dsec.worker.episodes.drive import EpisodeDrive
 from dsec.worker.episodes.workspace import SandboxWorkspace
 from dsec.worker.outside.hands import OutsideHands
@@ -61,6 +63,21 @@ async def test_whatever_dies_every_promise_is_kept(tmp_path: Path) -> None:
         assert tally.deaths > HISTORIES
         assert tally.node_deaths > HISTORIES / 20
         assert min(tally.unknown, tally.effects, tally.undone, tally.complete, tally.incomplete) > 5
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
+async def test_whatever_step_a_worker_dies_at_every_promise_is_kept(power: bool, tmp_path: Path) -> None:
+    plan = CrashPlan(seed=5, rounds=3, deaths=0, node_deaths=0, power=power, store=0.0, trouble=0.0, dear_s=0.0)
+    unharmed = Crashes(plan, tmp_path)
+    assert check_history(await unharmed.run()) == []
+    assert unharmed.steps > 100
+    tally = Tally()
+    stride = 1 if os.environ.get("DSEC_CRASH_STEPS") == "all" else 6
+    for step in range(1 + power, unharmed.steps + 1, stride):
+        # The life after it dies, too, in the middle of its recovery or somewhere behind.
+        dying = replace(plan, seed=5 if step % 2 else step, deaths=2, kills=(step, 1 + step * 7 % 40))
+        await play(dying, tmp_path / str(step), tally)
+        assert not tally.problems, (step, tally.problems)
 
 
 # -- the judge finds what is broken in the real parts, not only in what was written for it -----------------------------

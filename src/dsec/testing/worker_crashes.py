@@ -29,7 +29,6 @@ from dsec.base.clock import ManualClock
 from dsec.base.errors import DsecError, NodeUnavailableError, NotFoundError, StateCorruptedError
 from dsec.episode.agent_calls import AgentCall, OutsideCall, ReadLines
 from dsec.episode.content import Content
-from dsec.episode.durability import EVERY_ROUND, Durability, asynchronous, every_n_rounds
 from dsec.episode.identity import operation_id
 from dsec.episode.log_content import Completeness
 from dsec.episode.log_events import Verdict
@@ -40,6 +39,7 @@ from dsec.model.sandbox import SandboxFilter, SandboxSpec
 from dsec.stores.episode_log_remote import read_stored_log
 from dsec.stores.episode_log_upload import UploadSettings
 from dsec.stores.objects_memory import MemoryObjectStore
+from dsec.testing.crash_plan import CrashPlan
 from dsec.testing.episode_checker import Claim, History, Reported
 from dsec.testing.episode_world import Fuse
 from dsec.testing.faults import Killed
@@ -67,63 +67,6 @@ _SETTINGS = WorkerSettings(
     upload_wait_s=5.0,
     segment_bytes=2000,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrashPlan:
-    """What a history may hold; drawn from its seed.
-
-    Attributes:
-        seed: of everything.
-        rounds: of the episode.
-        durability: of its log.
-        deaths: of workers.
-        node_deaths: of nodes.
-        power: a death of the worker may be one of its machine.
-        store: share of the store's calls that fail, or are done and not answered; half as many puts are acknowledged
-            and lost.
-        trouble: share of the calls outside in which something goes wrong.
-        state_bytes: a whole state is saved when the log has grown by so much.
-        disk: share of the lives in which the disk fills for a while, or fails to sync once.
-        outages: share of the lives in which the store is gone for a while.
-        meddling: share of the trainer's turns in which it tells the episode something, or lets it stand still.
-        dear_s: a version is saved inside a round behind operations on files that took so long.
-    """
-
-    seed: int
-    rounds: int = 4
-    durability: Durability = EVERY_ROUND
-    deaths: int = 3
-    node_deaths: int = 1
-    power: bool = True
-    store: float = 0.1
-    trouble: float = 0.2
-    state_bytes: int = 1 << 30
-    disk: float = 0.0
-    outages: float = 0.0
-    meddling: float = 0.0
-    dear_s: float = 60.0
-
-    @classmethod
-    def drawn(cls, seed: int) -> CrashPlan:
-        """Draw a plan."""
-        draw = random.Random(f"plan {seed}")
-        durabilities = [EVERY_ROUND, EVERY_ROUND, every_n_rounds(2), asynchronous(2)]
-        return cls(
-            seed=seed,
-            rounds=draw.randint(2, 5),
-            durability=draw.choice(durabilities),
-            deaths=draw.choice([0, 1, 1, 2, 3, 5, 8]),
-            node_deaths=draw.choice([0, 0, 1, 2]),
-            power=draw.random() < 0.5,
-            store=draw.choice([0.0, 0.05, 0.15]),
-            trouble=draw.choice([0.0, 0.2, 0.4]),
-            state_bytes=draw.choice([1 << 30, 1 << 30, 1500]),
-            dear_s=draw.choice([60.0, 0.0]),
-            disk=draw.choice([0.0, 0.0, 0.5]),
-            outages=draw.choice([0.0, 0.0, 0.5]),
-            meddling=draw.choice([0.0, 0.0, 0.02]),
-        )
 
 
 @dataclass(slots=True)
@@ -197,7 +140,7 @@ class Crashes:
         keeper = MortalNode(self._host, self._draw, deaths=self.plan.node_deaths)
         async with keeper.running():
             for life in range(self.plan.deaths + 1):
-                self._aim(is_last=life == self.plan.deaths)
+                self._aim(life)
                 with anyio.fail_after(self._enough_s):
                     if await self._live(keeper):
                         break
@@ -218,10 +161,19 @@ class Crashes:
             crashed=bool(self.deaths or self.node_deaths or self.plan.trouble or self.plan.store or self.plan.disk),
         )
 
+    @property
+    def steps(self) -> int:
+        """How many steps the last life had."""
+        return self._fuse.steps
+
     # -- a life --------------------------------------------------------------------------------------------------------
 
-    def _aim(self, *, is_last: bool) -> None:
-        """Choose where the next life ends: at a step, near its beginning or far from it; or beside an effect."""
+    def _aim(self, life: int) -> None:
+        """Choose where a life ends: at a step, near its beginning or far from it; or beside an effect."""
+        is_last = life == self.plan.deaths
+        if life < len(self.plan.kills):
+            self._fuse, self._effects = Fuse(kill_at=self.plan.kills[life]), Fuse()
+            return
         aimed = self._draw.random() < 0.5
         near = self._draw.randint(1, self._draw.choice([4, 12])), 0
         far = 0, self._draw.randint(1, self._draw.choice([20, 60, 200]))
