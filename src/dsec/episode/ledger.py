@@ -169,7 +169,7 @@ class AttemptLedger:
         self._running.clear()
 
     def _fail(self, event: ModelFailed) -> None:
-        self._models.append(_line(event.model, event.usage, Purpose.FAILED, event.duration_s))
+        self._models.append(model_use(event.model, event.usage, Purpose.FAILED, event.duration_s))
         self._thinking_s += max(0.0, event.duration_s)
 
     def _keep(self, event: EnvironmentUsed) -> None:
@@ -228,10 +228,12 @@ def _decided(decision: ModelDecision, purpose: Purpose, time_s: float = 0.0) -> 
     """Return the line of a decision; a script's used nothing."""
     if not decision.usage.calls and not model_name(decision.model):
         return []
-    return [_line(decision.model, decision.usage, purpose, time_s)]
+    return [model_use(decision.model, decision.usage, purpose, time_s)]
 
 
-def _line(model: ModelIdentity, usage: TokenUsage, purpose: Purpose, time_s: float) -> ModelUse:
+def model_use(
+    model: ModelIdentity, usage: TokenUsage, purpose: Purpose = Purpose.DECIDED, time_s: float = 0.0
+) -> ModelUse:
     """Return one line; what a service claims is bounded by what can be, or a negative count would earn money."""
     inputs, outputs = max(0, usage.input_tokens), max(0, usage.output_tokens)
     return ModelUse(
@@ -253,7 +255,7 @@ def _is_untold(line: ModelUse) -> bool:
 
 
 def _from_totals(totals: EpisodeTotals) -> list[ModelUse]:
-    return [_line(one.model, one.usage, Purpose.DECIDED, 0.0) for one in totals.models]
+    return [model_use(one.model, one.usage) for one in totals.models]
 
 
 def _given_up(running: dict[str, int], *, repeated: int) -> ToolUse:

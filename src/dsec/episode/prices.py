@@ -125,6 +125,12 @@ def cost_of(use: AttemptUse, prices: Prices) -> Cost:
     return Cost(lines=tuple(lines))
 
 
+def whole_cost_usd(use: ModelUse, prices: TokenPrices | None) -> float | None:
+    """Return what a model was paid for; None: something that was used has no known price."""
+    cost = Cost(lines=tuple(model_cost(use, prices)))
+    return cost.known_usd if cost.is_whole else None
+
+
 def model_cost(use: ModelUse, prices: TokenPrices | None) -> list[CostLine]:
     """Return the lines of what a model was used for; tokens that were not used make none."""
     purpose = use.purpose.value

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from dsec.episode.failure_kinds import FailureKind, failure_of_end
 from dsec.episode.identity import ModelIdentity
-from dsec.episode.ledger import model_name
+from dsec.episode.ledger import model_name, model_use
 from dsec.episode.log_events import (
     EpisodeBegan,
     EpisodeEnded,
@@ -26,9 +26,8 @@ from dsec.episode.log_events import (
     StateSaved,
 )
 from dsec.episode.operations import TokenUsage
-from dsec.episode.prices import Prices, model_cost
+from dsec.episode.prices import Prices, whole_cost_usd
 from dsec.episode.recovery_experience import Step, StepTaken
-from dsec.episode.use import ModelUse, Purpose
 
 _BY = "recovery:"
 
@@ -138,20 +137,8 @@ class _Reader:
         self._open.model = self._open.model or model_name(model)
         self._open.times_s.append(max(0.0, time_s))
         if usage.calls or usage.input_tokens or usage.output_tokens:
-            self._open.costs_usd.append(self._cost(model_name(model), usage))
-
-    def _cost(self, name: str, usage: TokenUsage) -> float | None:
-        use = ModelUse(
-            model=name,
-            purpose=Purpose.DECIDED,
-            input_tokens=max(0, usage.input_tokens),
-            cached_tokens=min(max(0, usage.input_tokens), max(0, usage.cached_tokens)),
-            output_tokens=max(0, usage.output_tokens),
-            told_usd=usage.cost_usd,
-        )
-        costs = [line.usd for line in model_cost(use, self._prices.models.get(name))]
-        known = [cost for cost in costs if cost is not None]
-        return math.fsum(known) if len(known) == len(costs) else None
+            use = model_use(model, usage)
+            self._open.costs_usd.append(whole_cost_usd(use, self._prices.models.get(use.model)))
 
     def _next(self, failed: FailureKind, step: Step, model: str, *, is_ours: bool = True) -> None:
         self._close(failed)

@@ -19,14 +19,14 @@ from itertools import takewhile
 from dsec.base.errors import BackendFailedError, DsecError, InvalidRequestError
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.failure_kinds import COST_REACHED, STUCK_ROUNDS, Failure, FailureKind, failure_in
-from dsec.episode.ledger import model_name
-from dsec.episode.prices import Prices, endpoint_prices, model_cost
+from dsec.episode.ledger import model_use
+from dsec.episode.prices import Prices, endpoint_prices, whole_cost_usd
 from dsec.episode.recovery_experience import Experience, Step
 from dsec.episode.recovery_learning import change_reason, repaired_after, steering_by
 from dsec.episode.recovery_tree import RecoveryDecision, RecoveryRules, RecoveryState, decide_recovery
 from dsec.episode.spec import AgentPolicy, EpisodeSpec, ScaffoldPolicy
 from dsec.episode.totals import EpisodeTotals
-from dsec.episode.use import ModelUse, Purpose
+from dsec.episode.use import ModelUse
 from dsec.worker.episodes.ports import Course, Escalate, Finished, GoOn, Situation
 from dsec.worker.episodes.strategies import enforced_deadline_s, limit_reached
 
@@ -196,16 +196,7 @@ class TreeRecovery:
         if not situation.rounds or situation.rounds[-1].number <= since:
             return 0.0
         decision = situation.rounds[-1].decision
-        prices = prices_of(self._spec, situation.endpoint)
-        line = ModelUse(
-            model=model_name(decision.model),
-            purpose=Purpose.DECIDED,
-            input_tokens=decision.usage.input_tokens,
-            cached_tokens=decision.usage.cached_tokens,
-            output_tokens=decision.usage.output_tokens,
-            told_usd=decision.usage.cost_usd,
-        )
-        return math.fsum(cost.usd or 0.0 for cost in model_cost(line, prices.models.get(line.model)))
+        return _cost_usd(model_use(decision.model, decision.usage), self._spec, situation.endpoint) or 0.0
 
 
 def models_of(spec: EpisodeSpec) -> tuple[ModelEndpoint, ...]:
@@ -266,23 +257,14 @@ def prices_of(spec: EpisodeSpec, endpoint: ModelEndpoint | None) -> Prices:
 
 def spent_usd(totals: EpisodeTotals, spec: EpisodeSpec, endpoint: ModelEndpoint | None) -> float | None:
     """Return what the models of an episode have cost; None: something that was used has no known price."""
+    costs = [_cost_usd(model_use(one.model, one.usage), spec, endpoint) for one in totals.models]
+    known = [cost for cost in costs if cost is not None]
+    return math.fsum(known) if len(known) == len(costs) else None
+
+
+def _cost_usd(use: ModelUse, spec: EpisodeSpec, endpoint: ModelEndpoint | None) -> float | None:
     prices = prices_of(spec, endpoint).models
-    spent: list[float] = []
-    for one in totals.models:
-        name = model_name(one.model)
-        line = ModelUse(
-            model=name,
-            purpose=Purpose.DECIDED,
-            input_tokens=one.usage.input_tokens,
-            cached_tokens=one.usage.cached_tokens,
-            output_tokens=one.usage.output_tokens,
-            told_usd=one.usage.cost_usd,
-        )
-        for cost in model_cost(line, prices.get(name, prices.get(""))):
-            if cost.usd is None:
-                return None
-            spent.append(cost.usd)
-    return math.fsum(spent)
+    return whole_cost_usd(use, prices.get(use.model, prices.get("")))
 
 
 def _word(failure: Failure, spec: EpisodeSpec) -> str:
