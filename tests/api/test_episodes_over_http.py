@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,6 +47,7 @@ from dsec.episode.tools import CommandOutput, Run
 from dsec.sdk.episodes import HttpEpisodes
 from dsec.sdk.keepalive import Endpoint
 from dsec.testing.memory_episodes import MemoryEpisodes
+from dsec.testing.relay import relayed
 
 pytestmark = pytest.mark.anyio
 
@@ -181,6 +183,7 @@ async def test_a_quiet_stream_says_that_it_is_alive(memory: MemoryEpisodes, shor
         assert rest[-1] == "logged"
 
 
+@pytest.mark.slow
 async def test_a_follower_outlives_its_server_and_hears_each_event_once(
     memory: MemoryEpisodes, short_dir: Path
 ) -> None:
@@ -255,6 +258,7 @@ class Leaping(MemoryEpisodes):
         yield told()
 
 
+@pytest.mark.slow
 async def test_a_gap_is_no_stream_of_events_unless_a_state_stands_behind_it(short_dir: Path) -> None:
     state = StateSaved(number=3, identity=EpisodeIdentity(episode_id="ep-one", task="t"))
     steered = EpisodeSteered(message="x")
@@ -318,3 +322,29 @@ async def test_a_body_that_is_nested_without_end_is_the_callers_fault(serving: S
     async with httpx2.AsyncClient(base_url=serving.url, headers=headers) as http:
         reply = await http.post("/v1/episodes", content=body)
     assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.slow
+async def test_wherever_the_connection_is_cut_each_event_is_heard_once(
+    serving: Serving, memory: MemoryEpisodes
+) -> None:
+    chance = random.Random(5)
+    await memory.start(SPEC, episode_id="ep-one")
+    for _ in range(60):
+        memory.tell("ep-one", EpisodeSteered(message="x" * chance.choice((1, 100, 5_000, 40_000))))
+    memory.tell("ep-one", EpisodeEnded())
+    async with relayed(port_of(serving)) as relay, client(relay.url, token=TOKEN) as episodes:
+        cuts = iter(sorted(chance.sample(range(500, 600_000), 25)))
+        relay.cut_back_at = next(cuts)
+        told: list[int] = []
+        async with episodes.events("ep-one") as events:
+            async for event in events:
+                told.append(event.sequence)
+                if relay.cut_back_at is None:
+                    relay.cut_back_at = next((cut for cut in cuts if cut > relay.passed_back), None)
+        assert told == list(range(1, 63))
+        assert relay.cuts > 5
+
+
+def port_of(serving: Serving) -> int:
+    return int(serving.url.rpartition(":")[2])
