@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -104,6 +105,17 @@ def test_a_spec_that_cannot_be_is_refused(wrong: OutsideSpec) -> None:
 def test_two_systems_of_one_name_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="same name"):
         OutsideSystems({}).tools(spec(bank(), bank()))
+
+
+def test_the_spec_of_the_documentation_is_one() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "outside.md").read_text()
+    shown = msgspec.json.decode(text.partition("```json\n")[2].partition("```")[0], type=EpisodeSpec)
+    tools = OutsideSystems({"BANK_TOKEN": "x", "TICKETS": "dbname=tickets"}).tools(shown)
+    refund = tools.call("refund", '{"order": "17", "cents": 500}')
+    ticket = tools.call("close_ticket", '{"ticket": 4}')
+    assert [tools.declare(call).effect for call in (refund, ticket)] == [Effect.ASKED, Effect.ASKED]
+    with pytest.raises(InvalidRequestError, match="BANK_TOKEN"):
+        OutsideSystems({}).tools(shown)
 
 
 # -- plug-ins ----------------------------------------------------------------------------------------------------------
