@@ -7,6 +7,7 @@ be left but the one sandbox that was to stay.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import random
@@ -25,9 +26,10 @@ from dsec.base.errors import DsecError, NodeUnavailableError
 from dsec.episode.spec import EnvironmentMode
 from dsec.model.sandbox import SandboxFilter
 from dsec.node.node import Node
+from dsec.testing.crash_plan import CrashPlan
 from dsec.testing.episode_checker import check_history
 from dsec.testing.mortal_node import MortalNode
-from dsec.testing.worker_crashes import EPISODE, Crashes, CrashPlan
+from dsec.testing.worker_crashes import EPISODE, Crashes
 from dsec.worker.episodes.ports import EpisodePolicy, Finished, LifeContext, LoopPolicy, Proposal, Turn
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -62,10 +64,13 @@ class EnvironmentCrashes(Crashes):
     """A history whose environment comes and goes, and whose sandbox is lost now and then."""
 
     def __init__(self, seed: int, directory: Path) -> None:
-        super().__init__(CrashPlan.drawn(seed), directory, enough_s=15.0)
         draw = random.Random(f"environment {seed}")
         self._thinking = draw
         self.losses = draw.choice([0, 0, 1, 2])
+        plan = CrashPlan.drawn(seed)
+        if self.losses:  # A log that was cut short behind a state cannot say how files came to be.
+            plan = dataclasses.replace(plan, state_bytes=1 << 30)
+        super().__init__(plan, directory, enough_s=15.0)
         environment = replace(
             self.spec.environment,
             mode=draw.choice([EnvironmentMode.REBUILT, EnvironmentMode.REBUILT, EnvironmentMode.PAUSED]),

@@ -35,7 +35,7 @@ from dsec.worker.episodes.environment_keeping import CLEAN_UP_S, Keepings
 from dsec.worker.episodes.environment_meter import EnvironmentMeter
 from dsec.worker.episodes.environment_sandbox import EnvironmentSandbox, is_untouched, lost_is_platform
 from dsec.worker.episodes.environment_workspace import EnvironmentWorkspace
-from dsec.worker.episodes.episode_sandboxes import episode_sandboxes, remove_episode_sandboxes
+from dsec.worker.episodes.episode_sandboxes import remove_episode_sandboxes
 from dsec.worker.episodes.ports import Environment, Hands, LifeContext, Workspace, hear_nothing
 
 PREPARATION_S = 600.0
@@ -377,7 +377,7 @@ class KeptEnvironment:
         """Take every sandbox and snapshot of the episode away; what is to stay is there when this returns."""
         await self._stop_gap()
         if self._spec.keep or self._spec.sandbox_id:
-            if not self._spec.sandbox_id and not await episode_sandboxes(self._context):
+            if not self._spec.sandbox_id and not await self._sandbox.find():
                 await self._sandbox.bring_back(self._context.progress.workspace)
             return
         await remove_episode_sandboxes(self._context)

@@ -68,6 +68,7 @@ class EnvironmentSandbox:
         self._cwd = ""
         self._hands: SandboxHands | None = None
         self._snapshots: dict[str, str] | None = None
+        self._brought_back = 0
         self.sandbox_id = ""
         self.prepared: frozenset[str] = frozenset()
         self.processes = _BARE_PROCESSES
@@ -234,15 +235,20 @@ class EnvironmentSandbox:
         snapshot_id = (await self.snapshots()).get(version)
         if snapshot_id is None:
             raise SnapshotNotFoundError(f"the store holds no snapshot of {version}")
-        info = await context.state.restore(snapshot_id, RestoreRequest(metadata=self._metadata()))
+        # Asked again after an answer that was lost, it is the same one that is made.
+        name = f"{episode_sandbox_id(context.episode_id, context.progress.totals.lives)}-{self._brought_back}"
+        request = RestoreRequest(sandbox_id=name, metadata=self._metadata())
+        info = await context.state.restore(snapshot_id, request)
         try:
             await context.state.checkpoint(info.sandbox_id, CheckpointRequest(name=version, hooks=False))
         except AlreadyExistsError:
             pass
         except BaseException:
+            self._brought_back += 1
             with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 30.0):
                 await self._remove(info.sandbox_id)
             raise
+        self._brought_back += 1
         await self._take(info)
         took_s = context.clock.boot_s() - began_s
         await self._meter.note_once(
