@@ -287,6 +287,14 @@ async def test_arguments_fill_the_url_and_cannot_leave_their_place(service: Http
     assert msgspec.json.decode(service.asked[0].body) == {"amount": 7}
 
 
+@pytest.mark.parametrize("account", ["", ".", ".."])
+async def test_an_argument_that_a_path_does_not_keep_is_refused(service: HttpServiceWithKeys, account: str) -> None:
+    told = options(service.url)
+    told = msgspec.structs.replace(told, url=f"{service.url}/accounts/{{account}}/transfers")
+    assert isinstance(await HttpOutside("transfer", told).send(request(account=account)), ToolFailed)
+    assert not service.asked
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -295,6 +303,8 @@ async def test_arguments_fill_the_url_and_cannot_leave_their_place(service: Http
         {"url": "http://ba nk"},
         {"url": "http://ada:geheim@bank"},
         {"url": "http://bank:99999"},
+        {"url": "http://{operation}.bank"},
+        {"url": "http://bank", "ask": {"url": "http://bank:{operation}/"}},
         {"method": "CONNECT"},
         {"timeout_s": 0.0},
         {"ask": {"url": "bank"}},

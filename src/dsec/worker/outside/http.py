@@ -27,7 +27,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import anyio
 import msgspec
@@ -49,6 +49,8 @@ from dsec.worker.outside.port import ANSWER_BYTES, REFUSED, OutsideRequest, boun
 
 _PLACE = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_LEAVES_ITS_PLACE = ("", ".", "..")
+"""Names that a path does not keep: whoever reads it may take away the name in front."""
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _LATER = frozenset({429, 425})
 """Nothing was done, by the definition of the status."""
@@ -126,6 +128,8 @@ class HttpOutside:
             if unknown:
                 raise InvalidRequestError(f"the {what} of {name} names {sorted(unknown)}, which are no parameters")
             check_url(_PLACE.sub("x", url), what=f"the {what} of {name}")
+            if _PLACE.search(urlsplit(url).netloc):
+                raise InvalidRequestError(f"the {what} of {name} lets an argument choose the host")
             if method not in _METHODS:
                 raise InvalidRequestError(f"the {what} of {name} has the method {method!r}", resolution="use POST")
         if options.timeout_s <= 0 or options.settle_s < 0:
@@ -152,6 +156,9 @@ class HttpOutside:
 
     async def send(self, request: OutsideRequest) -> OutsideAnswer | ToolFailed:
         """See the port."""
+        for name in _PLACE.findall(self._options.url):
+            if _written(request.arguments.get(name, request.operation_id)) in _LEAVES_ITS_PLACE:
+                return ToolFailed(code=InvalidRequestError.code, brief=f"{name} cannot be empty, '.' or '..' in a path")
         is_unknown = False
         waits = list(self._options.backoff_s)
         while True:
