@@ -96,6 +96,7 @@ def example_11_8() -> list[GradedUse]:
     return attempts
 
 
+@pytest.mark.slow
 def test_the_ledger_of_example_11_8_gives_the_chapters_costs() -> None:
     attempts = example_11_8()
     found = spending(priced(attempts, CHAPTER))
@@ -303,8 +304,9 @@ def uses(draw: st.DrawFn) -> AttemptUse:
     )
 
 
-@settings(max_examples=40)
-@given(attempts=st.lists(uses(), min_size=1, max_size=8), seed=st.integers(0, 99))
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(attempts=st.lists(uses(), min_size=1, max_size=6), seed=st.integers(0, 99))
 def test_the_total_is_the_sum_of_its_parts_however_they_are_cut_and_ordered(
     attempts: list[AttemptUse], seed: int
 ) -> None:
@@ -328,8 +330,9 @@ def test_the_total_is_the_sum_of_its_parts_however_they_are_cut_and_ordered(
     )
 
 
-@settings(max_examples=40)
-@given(attempts=st.lists(uses(), max_size=8), seed=st.integers(0, 99))
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(attempts=st.lists(uses(), max_size=6), seed=st.integers(0, 99))
 def test_merging_shuffled_copies_of_logs_gives_the_same(attempts: list[AttemptUse], seed: int) -> None:
     shuffled = attempts + attempts[: len(attempts) // 2]
     random.Random(seed).shuffle(shuffled)

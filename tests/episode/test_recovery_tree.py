@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -41,6 +42,7 @@ def taken(
     ]
 
 
+@functools.cache
 def chapter() -> Experience:
     """Return what example 11-8 says, as 3,125 tasks. It repairs neither where it lets the stronger model go on at once,
     nor what that one did: as if no such repair had ever helped."""
