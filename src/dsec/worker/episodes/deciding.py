@@ -179,6 +179,7 @@ class Decider:
                     duration_s=round(anyio.current_time() - began_s, 6),
                 )
             )
+            await self._log.flush()  # Saved at once, or nobody who follows would see why nothing happens.
         return failed
 
     async def _ask(self, turn: Turn) -> Proposal | Finished:
