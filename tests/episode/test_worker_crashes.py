@@ -31,7 +31,7 @@ from dsec.worker.episodes.workspace import SandboxWorkspace
 from dsec.worker.outside.hands import OutsideHands
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-HISTORIES = int(os.environ.get("DSEC_CRASH_HISTORIES", "60"))
+HISTORIES = int(os.environ.get("DSEC_CRASH_HISTORIES", "40"))
 FIRST = int(os.environ.get("DSEC_CRASH_FIRST", "0"))
 
 
@@ -59,7 +59,7 @@ async def test_whatever_dies_every_promise_is_kept(tmp_path: Path) -> None:
         except (AssertionError, DsecError, TimeoutError, BaseExceptionGroup) as error:
             tally.problems[seed] = [f"it did not end: {error!r}"]
     assert not tally.problems, {seed: problems[:3] for seed, problems in tally.problems.items()}
-    if HISTORIES >= 60:
+    if HISTORIES >= 40:
         assert tally.deaths > HISTORIES
         assert tally.node_deaths > HISTORIES / 20
         assert min(tally.unknown, tally.effects, tally.undone, tally.complete, tally.incomplete) > 5
@@ -72,7 +72,7 @@ async def test_whatever_step_a_worker_dies_at_every_promise_is_kept(power: bool,
     assert check_history(await unharmed.run()) == []
     assert unharmed.steps > 100
     tally = Tally()
-    stride = 1 if os.environ.get("DSEC_CRASH_STEPS") == "all" else 6
+    stride = 1 if os.environ.get("DSEC_CRASH_STEPS") == "all" else 12
     for step in range(1 + power, unharmed.steps + 1, stride):
         # The life after it dies, too, in the middle of its recovery or somewhere behind.
         dying = replace(plan, seed=5 if step % 2 else step, deaths=2, kills=(step, 1 + step * 7 % 40))

@@ -1,7 +1,7 @@
 """A real worker, a real node and a real database are killed at random moments while episodes act in sandboxes and
 outside them; the histories are judged by the independent model.
 
-``DSEC_REAL_CRASHES=60`` kills so many times (6 by default), ``DSEC_CRASH_SEED`` repeats a run's choices, though not
+``DSEC_REAL_CRASHES=60`` kills so many times (4 by default), ``DSEC_CRASH_SEED`` repeats a run's choices, though not
 its times. Systems outside are reached over real connections: PostgreSQL (`asked`), and HTTP services that honour keys
 (`deduplicated`), undo (`compensated`) or do neither (`once`), which lose requests and answers now and then.
 """
@@ -40,7 +40,9 @@ from dsec.episode.tools import OutsideAnswer, ReadFile, Run
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxFilter, SandboxSpec
 from dsec.sdk.episodes import HttpEpisodes
-from dsec.testing.episode_checker import Effect, History, Reported, check_history
+from dsec.stores.episode_log_remote import read_stored_log
+from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.episode_checker import Claim, Effect, History, Reported, check_history
 from dsec.testing.http_service_with_keys import HttpServiceWithKeys
 from dsec.testing.leaks import Leaks
 from dsec.testing.node_process import NodeProcess
@@ -49,7 +51,7 @@ from dsec.testing.worker_process import WorkerProcess
 
 psycopg = pytest.importorskip("psycopg")
 PROGRAMS = find_programs()
-KILLS = int(os.environ.get("DSEC_REAL_CRASHES", "6"))
+KILLS = int(os.environ.get("DSEC_REAL_CRASHES", "4"))
 SEED = int(os.environ.get("DSEC_CRASH_SEED", secrets.randbelow(10**6)))
 pytestmark = [
     pytest.mark.anyio,
@@ -242,12 +244,21 @@ async def changes(node: NodeProcess, episode: str) -> list[str]:
     return [f"{episode}.{name}" for name in kept.stdout.decode().split()]
 
 
+async def claimed(directory: Path, episode: str) -> Claim:
+    """Return what a reader says of the copy of an ended episode."""
+    store = FolderObjectStore(directory)
+    content = await read_stored_log(store, episode)
+    objects = {info.key: await store.get(info.key) async for info in store.list(f"episodes/{episode}/")}
+    return Claim(word=content.completeness.value, rounds=len(content.rounds), objects=objects)
+
+
 async def test_whatever_process_is_killed_every_promise_is_kept(state_dir: Path, server: PostgresqlServer) -> None:
     draw = random.Random(SEED)
     node = NodeProcess(state_dir)
     directory = state_dir.with_name("w")
     directory.mkdir()
-    worker = WorkerProcess(directory, f"unix:{state_dir / 'node.sock'}")
+    store = state_dir.with_name("store")
+    worker = WorkerProcess(directory, f"unix:{state_dir / 'node.sock'}", "--store", f"file://{store}")
     try:
         node.start()
         worker.start()
@@ -271,7 +282,9 @@ async def test_whatever_process_is_killed_every_promise_is_kept(state_dir: Path,
                     ended=trainer.ended,
                     reported=trainer.reported,
                     files=await changes(node, trainer.episode),
+                    claims=[await claimed(store, trainer.episode)],
                 )
+                assert history.claims[0].word == "complete"
                 assert check_history(history) == [], (SEED, chaos.kills)
             assert chaos.kills["worker"]
     finally:
