@@ -80,7 +80,7 @@ class TestErofs(StoredImageSuite):
 def test_layer_has_one_digest_in_both_formats(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "t", a="1", d__e__f="2")
     digests = set()
-    for kind in LayerFormat:
+    for kind in (LayerFormat.EROFS, LayerFormat.DIRECTORY):
         store = LocalImageStore(tmp_path / kind.value, layer_format=kind)
         digests.add(store.add_layer(tree))
         store.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dsec.cli.context import Options, pass_options
-from dsec.cli.lazy import HELP_OPTIONS
+from dsec.cli.lazy import HELP_OPTIONS, Lazy, LazyGroup
 from dsec.cli.parameters import json_option, pairs_option, words
 
 if TYPE_CHECKING:
@@ -25,7 +25,15 @@ _FORMATS = ["auto", "rootfs-tar", "oci-layout", "docker-archive", "directory"]
 _EXISTING = click.Path(path_type=Path)
 
 
-@click.group(name="image", context_settings=HELP_OPTIONS)
+@click.group(
+    name="image",
+    cls=LazyGroup,
+    context_settings=HELP_OPTIONS,
+    lazy={
+        "publish": Lazy("dsec.cli.image_sharing:publish", "Put an image into the object store, for other hosts."),
+        "pull": Lazy("dsec.cli.image_sharing:pull", "Make a published image known here; its bytes come when touched."),
+    },
+)
 def image() -> None:
     """Import, build, list and remove the images of this host."""
 
@@ -79,10 +87,10 @@ def import_(
     hooks = StateHooks(export_state=words(export_hook), import_state=words(import_hook))
     config = ImageConfig(env=dict(env), workdir=workdir, user=user)
     rules = None if fingerprint is None else read_rules(fingerprint)
-    with _store(options) as store, _progress() as progress:
+    with opened_store(options) as store, _progress() as progress:
         request = ImportRequest(path=path, name=name, config=config, hooks=hooks, fingerprint=rules, progress=progress)
         made = import_image(store, request, kind=ImportFormat(kind))
-    _show_made(made, as_json)
+    show_made(made, as_json)
 
 
 @image.command(name="build")
@@ -106,7 +114,7 @@ def build(
     from dsec.images.build import BuildRequest
     from dsec.images.build import build as build_image
 
-    with _store(options) as store, _progress() as progress:
+    with opened_store(options) as store, _progress() as progress:
         made = build_image(
             store,
             BuildRequest(
@@ -118,7 +126,7 @@ def build(
                 progress=progress,
             ),
         )
-    _show_made(made, as_json)
+    show_made(made, as_json)
 
 
 @image.command(name="prepare")
@@ -129,9 +137,9 @@ def prepare(options: Options, name: str, as_json: bool) -> None:
     """Make sure that the image NAME is here: build it if DSec has a recipe for it."""
     from dsec.images.recipes import ensure
 
-    with _store(options) as store, _progress() as progress:
+    with opened_store(options) as store, _progress() as progress:
         made = ensure(store, name, progress=progress)
-    _show_made(made, as_json)
+    show_made(made, as_json)
 
 
 @image.command(name="ls")
@@ -142,7 +150,7 @@ def ls(options: Options, as_json: bool) -> None:
     from dsec.base.units import format_size
     from dsec.cli.output import age, print_json, print_table
 
-    with _store(options) as store:
+    with opened_store(options) as store:
         images = store.list()
     if as_json:
         print_json(images)
@@ -164,7 +172,7 @@ def inspect(options: Options, name: str, verify: bool, as_json: bool) -> None:
     from dsec.base.units import format_size
     from dsec.cli.output import print_fields, print_json
 
-    with _store(options) as store:
+    with opened_store(options) as store:
         found = store.get(name)
         if verify:
             store.verify(name)
@@ -200,7 +208,7 @@ def fingerprint_template(options: Options, name: str) -> None:
     """Print a start for the fingerprint rules of IMAGE, made by looking at it: edit it, and import with it."""
     from dsec.images.fingerprint_template import fingerprint_template as template
 
-    with _store(options) as store:
+    with opened_store(options) as store:
         mounted = store.mount([name])
         click.echo(template(mounted.info, mounted.layer_paths), nl=False)
 
@@ -213,7 +221,7 @@ def export(options: Options, name: str, target: Path) -> None:
     """Write IMAGE as an OCI layout to a new DIRECTORY; `dsec image import` makes the same image of it elsewhere."""
     from dsec.images.oci_export import export_image
 
-    with _store(options) as store:
+    with opened_store(options) as store:
         export_image(store, name, target)
 
 
@@ -224,9 +232,9 @@ def export(options: Options, name: str, target: Path) -> None:
 @pass_options
 def tag(options: Options, source: str, name: str, as_json: bool) -> None:
     """Give the image SOURCE the further name NAME, for example one that a Dockerfile's FROM wants."""
-    with _store(options) as store:
+    with opened_store(options) as store:
         made = store.tag(source, name)
-    _show_made(made, as_json)
+    show_made(made, as_json)
 
 
 @image.command(name="rm")
@@ -234,7 +242,7 @@ def tag(options: Options, source: str, name: str, as_json: bool) -> None:
 @pass_options
 def rm(options: Options, names: tuple[str, ...]) -> None:
     """Remove names of images. Layers go with their last name, once no sandbox uses them."""
-    with _store(options) as store:
+    with opened_store(options) as store:
         for name in names:
             store.remove(name)
 
@@ -248,7 +256,7 @@ def prune(options: Options, as_json: bool) -> None:
     from dsec.cli.output import note, print_json
     from dsec.images.build_storage import BuildStorage
 
-    with _store(options) as store:
+    with opened_store(options) as store:
         freed_bytes = BuildStorage(store).prune()
     if as_json:
         print_json({"freed_bytes": freed_bytes})
@@ -256,14 +264,24 @@ def prune(options: Options, as_json: bool) -> None:
         note(f"freed {format_size(freed_bytes)}")
 
 
+def store_url(options: Options) -> str:
+    """Return the object store that this host's node uses."""
+    from dsec.cli.settings import load
+
+    return load(options).settings.store or (options.state_dir.absolute() / "store").as_uri()
+
+
 @contextmanager
-def _store(options: Options) -> Iterator[LocalImageStore]:
+def opened_store(options: Options) -> Iterator[LocalImageStore]:
+    """Open the image store of this host."""
+    from dsec.images.lazy.client import lazy_layers
     from dsec.images.store import LocalImageStore
     from dsec.node import namespace
 
     # The files of an image belong to many users, which an ordinary user's process has only in the node's namespace.
     namespace.enter(options.state_dir)
-    store = LocalImageStore(options.state_dir / "images")
+    root = options.state_dir / "images"
+    store = LocalImageStore(root, lazy=lazy_layers(root, store_url(options)))
     try:
         yield store
     finally:
@@ -320,7 +338,8 @@ def _size(image: ImageInfo) -> int:
     return sum(layer.size_bytes for layer in image.layers)
 
 
-def _show_made(image: ImageInfo, as_json: bool) -> None:
+def show_made(image: ImageInfo, as_json: bool) -> None:
+    """Print an image that was made."""
     from dsec.base.units import format_size
     from dsec.cli.output import print_json
 

@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from dsec.images.lazy.client import LAZY, end_daemon
 from dsec.linux.cgroups import CgroupMounts
 from dsec.linux.mounts import mounts_under, unmount
 from dsec.node.delegation import leave_group
@@ -28,6 +29,8 @@ def leave_host(state_dir: Path) -> tuple[str, ...]:
         HostOutOfMemoryError: what is in its swap has no room in memory.
     """
     with hold_state(state_dir):
+        # Its mounts below go without it, and its own with it.
+        end_daemon(state_dir / "images" / LAZY)
         # Before anybody deletes it: a deleted file stays on until the host restarts.
         SwapFile(state_dir / SWAP_FILE, 0).remove()
         busy = tuple(entry.target for entry in mounts_under(state_dir) if not _unmounted(entry.target))

@@ -9,14 +9,47 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Protocol
 
+from dsec.base.errors import CapabilityMissingError, StateCorruptedError
 from dsec.images import erofs
-from dsec.images.layers import LayerRecord, content_path, hex_of
+from dsec.images.layers import LayerRecord, content_path, hex_of, read_record
 from dsec.linux import mounts
 from dsec.linux.userns import is_host_root
 from dsec.model.image import LayerFormat
 
 _BIND_FLAGS = mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
+
+
+class LazyLayers(Protocol):
+    """Who mounts layers that are loaded when touched: `dsec.images.lazy.client.LayerDaemon`."""
+
+    def mount(self, manifest_id: str) -> Path:
+        """Make a layer readable and return where. Idempotent."""
+
+    def unmount(self, manifest_id: str) -> bool:
+        """Serve a layer no more, unless something of it is open."""
+
+    def revive(self) -> None:
+        """See to it that layers which are mounted are served, should who served them have been killed. Raises nothing
+        that is about them: whoever needs one is told.
+        """
+
+
+class NoLazyLayers:
+    """Mounts none."""
+
+    def mount(self, manifest_id: str) -> Path:
+        raise CapabilityMissingError(
+            "layers that are loaded when touched need root, and a store that they come from",
+            resolution="pull the image again with --eager",
+        )
+
+    def unmount(self, manifest_id: str) -> bool:
+        return False
+
+    def revive(self) -> None:
+        pass
 
 
 class LayerMounts:
@@ -25,11 +58,13 @@ class LayerMounts:
     Args:
         root: their directory.
         layers: directory of the stored layers.
+        lazy: mounts those that are loaded when touched; their mounts are bound to mount points of this store.
     """
 
-    def __init__(self, root: Path, layers: Path) -> None:
+    def __init__(self, root: Path, layers: Path, lazy: LazyLayers) -> None:
         self._root = root
         self._layers = layers
+        self._lazy = lazy
         self.are_real = is_host_root()
         """Whether layers are mounted at all."""
 
@@ -40,12 +75,28 @@ class LayerMounts:
         """
         content = content_path(self._layers / hex_of(record.digest), record)
         if not self.are_real:
+            if record.format is LayerFormat.LAZY:
+                return self._lazy.mount(record.manifest)
             return content
         target = self._root / hex_of(record.digest)
         if str(target.resolve()) not in self._targets():
             target.mkdir(mode=0o755, exist_ok=True)
-            _mount(record, content, target)
+            self._mount(record, content, target)
         return target
+
+    def prepare(self, record: LayerRecord) -> None:
+        """Do beforehand what takes long about making a layer readable, without the lock."""
+        if record.format is LayerFormat.LAZY:
+            self._lazy.mount(record.manifest)
+
+    def _mount(self, record: LayerRecord, content: Path, target: Path) -> None:
+        if record.format is LayerFormat.EROFS:
+            erofs.mount_file(content, target)
+            return
+        if record.format is LayerFormat.LAZY:
+            content = self._lazy.mount(record.manifest)
+        mounts.mount(str(content), target, "", mounts.MS_BIND)
+        mounts.mount("", target, "", _BIND_FLAGS)
 
     def mounted(self) -> frozenset[str]:
         """Return the hex digests of the layers that are mounted now."""
@@ -61,16 +112,14 @@ class LayerMounts:
                 raise
             return False
         target.rmdir()
+        try:
+            record = read_record(self._layers / hex_digest)
+        except StateCorruptedError:
+            return True  # It is no layer of which more is known.
+        if record.format is LayerFormat.LAZY:
+            self._lazy.unmount(record.manifest)
         return True
 
     def _targets(self) -> frozenset[str]:
         root = os.path.realpath(self._root)
         return frozenset(entry.target for entry in mounts.mounts_under(root) if entry.target != root)
-
-
-def _mount(record: LayerRecord, content: Path, target: Path) -> None:
-    if record.format is LayerFormat.EROFS:
-        erofs.mount_file(content, target)
-        return
-    mounts.mount(str(content), target, "", mounts.MS_BIND)
-    mounts.mount("", target, "", _BIND_FLAGS)

@@ -16,6 +16,7 @@ from dsec.base.errors import StateCorruptedError
 from dsec.images import erofs
 from dsec.images.command import run
 from dsec.images.durable import sync_path, write_atomically
+from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.listing import directory_digest, tree_digest, walk
 from dsec.images.staging import WorkDirectory
 from dsec.images.tree_writer import TreeWriter, copy_tree
@@ -24,9 +25,10 @@ from dsec.model.image import LayerFormat, LayerInfo
 RECORD = "layer.json"
 EROFS_FILE = "layer.erofs"
 TREE = "tree"
+MANIFEST_FILE = "manifest.json"
 
 
-class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of ``layer.json``.
 
     Attributes:
@@ -35,6 +37,7 @@ class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         format: how it is stored beside this file.
         size_bytes: bytes on disk: the file's size, or the sum of the sizes of all regular files.
         entries: number of entries, the root included.
+        manifest: name of the manifest of a lazy one; empty: it is none.
     """
 
     version: int
@@ -42,6 +45,7 @@ class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     format: LayerFormat
     size_bytes: int
     entries: int
+    manifest: str = ""
 
     @property
     def info(self) -> LayerInfo:
@@ -82,8 +86,21 @@ def write_directory(tree: Path, work: WorkDirectory, *, take: bool) -> tuple[Pat
     return target, _finish(target, digest, LayerFormat.DIRECTORY, _size_of(stored), entries)
 
 
-def _finish(target: Path, digest: str, kind: LayerFormat, size_bytes: int, entries: int) -> LayerRecord:
-    record = LayerRecord(version=1, digest=digest, format=kind, size_bytes=size_bytes, entries=entries)
+def write_lazy(manifest: LayerManifest, work: WorkDirectory) -> tuple[Path, LayerRecord]:
+    """Store a layer of which nothing but its manifest is here in a new directory below `work`."""
+    target = work.path / "layer"
+    target.mkdir(mode=0o700)
+    write_atomically(target / MANIFEST_FILE, manifest.data)
+    kind, size = LayerFormat.LAZY, manifest.size_bytes
+    return target, _finish(target, manifest.layer, kind, size, manifest.entries, manifest=manifest.id)
+
+
+def _finish(
+    target: Path, digest: str, kind: LayerFormat, size_bytes: int, entries: int, *, manifest: str = ""
+) -> LayerRecord:
+    record = LayerRecord(
+        version=1, digest=digest, format=kind, size_bytes=size_bytes, entries=entries, manifest=manifest
+    )
     write_atomically(target / RECORD, msgspec.json.encode(record))
     return record
 
@@ -122,8 +139,9 @@ def read_record(layer: Path) -> LayerRecord:
 
 
 def content_path(layer: Path, record: LayerRecord) -> Path:
-    """Return the EROFS file or the directory of a layer."""
-    return layer / (EROFS_FILE if record.format is LayerFormat.EROFS else TREE)
+    """Return the EROFS file, the directory or the manifest of a layer."""
+    names = {LayerFormat.EROFS: EROFS_FILE, LayerFormat.DIRECTORY: TREE, LayerFormat.LAZY: MANIFEST_FILE}
+    return layer / names[record.format]
 
 
 def compute_digest(layer: Path, record: LayerRecord, scratch: Path) -> str:

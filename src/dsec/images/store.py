@@ -25,8 +25,10 @@ from dsec.images import erofs, layers
 from dsec.images.below import Below
 from dsec.images.catalog import Catalog, image_id
 from dsec.images.durable import exclusive, full_disk_reported, sync_path, write_atomically
-from dsec.images.layer_mounts import LayerMounts
+from dsec.images.layer_mounts import LayerMounts, LazyLayers, NoLazyLayers
 from dsec.images.layers import LayerRecord, hex_of
+from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.listing import directory_digest
 from dsec.images.names import canonical_name, layers_not_found, not_found
 from dsec.images.packing import Kept, Packing, PackOrder
 from dsec.images.port import MountedImage
@@ -74,6 +76,7 @@ class LocalImageStore:
             may be unmounted or collected. Asked at once, since opening collects, and by `release` and `remove`.
         layer_format: how to store new layers; None: EROFS where the host has it, otherwise directories.
         wall_s: wall clock, for `created_at_s`.
+        lazy: mounts the layers that are loaded when touched.
     """
 
     def __init__(
@@ -83,9 +86,11 @@ class LocalImageStore:
         layers_in_use: Callable[[], frozenset[str] | None] = nothing_in_use,
         layer_format: LayerFormat | None = None,
         wall_s: Callable[[], float] = time.time,
+        lazy: LazyLayers = NoLazyLayers(),
     ) -> None:
         self.root = root.absolute()
         self._layers_in_use = layers_in_use
+        self._lazy = lazy
         self._wanted_format = layer_format
         self._format: tuple[LayerFormat, str] | None = None
         self._wall_s = wall_s
@@ -96,10 +101,11 @@ class LocalImageStore:
         self._diffs = self.root / "diffs"
         self._catalog = Catalog(self.root / "names")
         self._staging = Staging(self.root / "staging", self._lock)
-        self._mounts = LayerMounts(self.root / "mounts", self._layers)
+        self._mounts = LayerMounts(self.root / "mounts", self._layers, lazy)
         self._pins = Pins(self.root / "pins")
         self._cache: dict[tuple[str, ...], _CachedMount] = {}
         self._held: set[str] = set()
+        lazy.revive()
         with exclusive(self._lock):
             self._staging.sweep()
             self._collect()
@@ -126,10 +132,18 @@ class LocalImageStore:
         key = tuple(names)
         cached = self._cache.get(key)
         if cached is None or not cached.is_valid():
+            self._prepare(layer.digest for name in key for layer in self.get(name).layers)
             with full_disk_reported("mounting an image"), exclusive(self._lock):
                 cached = self._mount(key)
             self._cache[key] = cached
         return cached.mounted
+
+    def _prepare(self, digests: Iterable[str]) -> None:
+        """Fetch the metadata of lazy layers before the lock is taken, since that waits for the network."""
+        for digest in digests:
+            record = self._record(digest)
+            if record.format is LayerFormat.LAZY:
+                self._mounts.prepare(record)
 
     def _mount(self, names: tuple[str, ...]) -> _CachedMount:
         if not names:
@@ -157,6 +171,7 @@ class LocalImageStore:
         missing = [digest for digest in digests if not (self._layers / hex_of(digest)).is_dir()]
         if missing:
             raise layers_not_found(missing)
+        self._prepare(digests)
         with full_disk_reported("mounting an image"), exclusive(self._lock):
             records = [self._record(digest) for digest in digests]
             targets = tuple(self._mounts.ensure(record) for record in records)
@@ -208,19 +223,35 @@ class LocalImageStore:
         """Store the directory `tree` of a work directory of this store; the tree belongs to the store from now on."""
         return self._store_layer(tree, take=True)
 
+    def add_lazy_layer(self, manifest: LayerManifest) -> str:
+        """Store a layer of which nothing but its manifest is here, and return its digest. One that is here stays."""
+        with full_disk_reported("storing a layer"), self._staging.directory() as work:
+            return self._place(*layers.write_lazy(manifest, work))
+
+    def stored_layer(self, digest: str) -> tuple[Path, LayerRecord]:
+        """Return the file, directory or manifest that a layer is stored as, and its record.
+
+        Raises:
+            StateCorruptedError: it is damaged, or not there.
+        """
+        record = self._record(digest)
+        return layers.content_path(self._layers / hex_of(digest), record), record
+
     def _store_layer(self, tree: Path, *, take: bool) -> str:
         with full_disk_reported("storing a layer"), self._staging.directory() as work:
             if self.layer_format()[0] is LayerFormat.EROFS:
-                made, record = layers.write_erofs(tree, work)
-            else:
-                made, record = layers.write_directory(tree, work, take=take)
-            with exclusive(self._lock):
-                target = self._layers / hex_of(record.digest)
-                self._pins.add(record.digest)
-                if not target.exists():
-                    sync_path(made)
-                    made.rename(target)
-                    sync_path(self._layers)
+                return self._place(*layers.write_erofs(tree, work))
+            return self._place(*layers.write_directory(tree, work, take=take))
+
+    def _place(self, made: Path, record: LayerRecord) -> str:
+        """Give a layer made in a work directory its place, unless it is there; protect it until it is named."""
+        with exclusive(self._lock):
+            target = self._layers / hex_of(record.digest)
+            self._pins.add(record.digest)
+            if not target.exists():
+                sync_path(made)
+                made.rename(target)
+                sync_path(self._layers)
         return record.digest
 
     def add_image(
@@ -267,6 +298,7 @@ class LocalImageStore:
 
     def release(self) -> None:
         """Unmount the layers that no live sandbox uses, and collect. See the port."""
+        self._lazy.revive()
         with exclusive(self._lock):
             used = self._layers_in_use()
             if used is None:
@@ -320,7 +352,10 @@ class LocalImageStore:
         for info in self.get(name).layers:
             with self._staging.directory() as work:
                 record = self._record(info.digest)
-                found = layers.compute_digest(self._layers / hex_of(info.digest), record, work.path)
+                if record.format is LayerFormat.LAZY:
+                    found = directory_digest(self.mount_layers([info.digest])[0])[0]
+                else:
+                    found = layers.compute_digest(self._layers / hex_of(info.digest), record, work.path)
             if found != info.digest:
                 raise StateCorruptedError(
                     f"layer {info.digest} of image {name!r} does not verify",

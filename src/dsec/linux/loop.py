@@ -12,6 +12,7 @@ import errno
 import glob
 import os
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,16 @@ def backing_path(device: str) -> str:
         return Path(f"/sys/block/{device.removeprefix('/dev/')}/loop/backing_file").read_text().rstrip("\n")
     except FileNotFoundError:
         return ""
+
+
+def is_released(device: str, *, within_s: float) -> bool:
+    """Tell whether a device loses its file within some time."""
+    deadline = time.monotonic() + within_s
+    while backing_path(device):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
 
 
 def find(path: str | os.PathLike[str]) -> str | None:

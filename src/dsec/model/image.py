@@ -75,6 +75,8 @@ class ImageConfig(Value, frozen=True):
 class LayerFormat(enum.Enum):
     EROFS = "erofs"
     DIRECTORY = "directory"
+    LAZY = "lazy"
+    """A manifest is here; chunks come when they are touched (docs/images-lazy.md)."""
 
 
 class LayerInfo(Value, frozen=True):
@@ -83,7 +85,7 @@ class LayerInfo(Value, frozen=True):
     Attributes:
         digest: ``sha256:...`` over the layer's canonical content listing (docs/formats/image-store.md).
         format: how it is stored.
-        size_bytes: bytes on disk.
+        size_bytes: bytes on disk; of a lazy one, those of its EROFS file when all is here.
     """
 
     digest: str

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -12,12 +15,20 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import NodeUnavailableError
+from dsec.images.durable import try_lock
+from dsec.images.layer_mounts import LazyLayers, NoLazyLayers
 from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Status, Unmount, receive, send
+from dsec.linux.mounts import mounts_under
+from dsec.linux.processes import ProcessIdentity
+from dsec.linux.userns import is_host_root
 
 _START_TIMEOUT_S = 30.0
 _ANSWER_TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2000
+_END_TIMEOUT_S = 10.0
+LAZY = "lazy"
+"""Name of the daemon's directory in an image store."""
 
 
 class LayerDaemon:
@@ -48,6 +59,12 @@ class LayerDaemon:
     def unmount(self, manifest_id: str) -> bool:
         """Unmount a layer; return False when something of it is open."""
         return self._ask(Unmount(manifest=manifest_id)).done
+
+    def revive(self) -> None:
+        """Start the daemon where layers are mounted and it was killed; costs a round trip where there are some."""
+        if any(entry.kind == "erofs" for entry in mounts_under(self._root / "mounts")):
+            with contextlib.suppress(NodeUnavailableError):
+                self.status()
 
     def status(self) -> Answer:
         """Say what it serves."""
@@ -104,3 +121,33 @@ class LayerDaemon:
 
 class _ServerGoneError(Exception):
     """The server ended before it answered."""
+
+
+def lazy_layers(images: Path, store_url: str) -> LazyLayers:
+    """Return who mounts the lazy layers of an image store: its daemon, which needs root.
+
+    Args:
+        images: directory of the image store.
+        store_url: the object store that layers come from.
+    """
+    return LayerDaemon(images.absolute() / LAZY, store_url) if is_host_root() else NoLazyLayers()
+
+
+def end_daemon(root: Path) -> None:
+    """End the daemon of a directory, if one runs, and wait until it has. What is mounted stays and fails its reads."""
+    lock = root / "keeper.lock"
+    if not lock.exists():
+        return
+    descriptor = try_lock(lock)
+    if descriptor is not None:
+        os.close(descriptor)
+        return
+    keeper = ProcessIdentity.parse(lock.read_text())
+    process = None if keeper is None else keeper.open()
+    if process is None:
+        return
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        select.select([process], [], [], _END_TIMEOUT_S)
+    finally:
+        os.close(process)

@@ -7,7 +7,8 @@ which still holds the connection to the kernel, forks another: it shows the same
 what the dead one had not answered (`FuseSession.resume`). Reads wait for some milliseconds, and none fails. Only when
 the keeper dies too do reads fail, until somebody needs a layer and starts a new keeper, which takes the mounts over.
 
-A server dies with its keeper. A server that dies again and again is given up after some tries, and the keeper ends.
+A server dies with its keeper. A server that dies again and again is given up after some tries, and the keeper ends. A
+server that has nothing mounted, and is asked nothing for a minute, ends and its keeper with it.
 
 Layout of `root`: ``keeper.lock``, ``serve.sock``, ``cache/`` (docs/formats/layer-cache.md), ``served/`` (FUSE),
 ``mounts/`` (the layers), ``events.jsonl``, ``daemon.log``.
@@ -40,6 +41,7 @@ from dsec.images.lazy.source import ObjectSource
 from dsec.images.staging import remove_tree
 from dsec.linux import syscalls
 from dsec.linux.fuse import FuseMount
+from dsec.linux.processes import ProcessIdentity
 from dsec.stores.objects import ObjectStore
 from dsec.stores.opening import open_store
 
@@ -60,11 +62,13 @@ class DaemonOptions:
         root: its directory.
         store_url: the object store that layers come from.
         cache_limit_bytes: bound on content bytes of its cache.
+        idle_s: how long it goes on without a mounted layer.
     """
 
     root: Path
     store_url: str
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
+    idle_s: float = 60.0
 
 
 def keep(options: DaemonOptions) -> int:
@@ -82,6 +86,9 @@ def keep(options: DaemonOptions) -> int:
     mount, left_over = mount_below(options.root / "served")
     if os.fork():
         os._exit(0)
+    # Where memory is short it should end the server, which can be replaced, and not who replaces it.
+    _bear_out_of_memory("-1000")
+    lock.write_text(str(ProcessIdentity.of(os.getpid())))
     try:
         return _keep(options, listener, mount, left_over)
     finally:
@@ -89,6 +96,12 @@ def keep(options: DaemonOptions) -> int:
         mount.close()
         remove_tree(mount.target)
         os.close(lock_fd)
+
+
+def _bear_out_of_memory(score: str) -> None:
+    """Say how willingly this process is ended when memory is short (proc_pid_oom_score_adj(5)), where one may."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(score)
 
 
 def _listen(root: Path) -> socket.socket:
@@ -137,6 +150,7 @@ def _become_server(serve: Callable[[], None]) -> None:
         syscalls.libc_call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() == 1:
             return  # The keeper died before we could say that we want to die with it.
+        _bear_out_of_memory("0")
         serve()
     except Exception:  # noqa: BLE001 - the last frame of a process: what it was goes to the log, and the keeper goes on.
         sys.excepthook(*sys.exc_info())
@@ -157,8 +171,14 @@ def _serve(
     for path in left_over:
         remove_tree(path)
     door = _Door(server, mounts, store)
+    listener.settimeout(options.idle_s)
     while True:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            if mounts.mounted():
+                continue
+            os._exit(0)  # Nobody needs us; whoever does starts another.
         threading.Thread(target=door.answer, args=(connection,), daemon=True).start()
 
 

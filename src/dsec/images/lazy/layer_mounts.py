@@ -23,6 +23,8 @@ from dsec.images.lazy.server import LayerServer
 from dsec.linux import loop, mounts
 
 _FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
+_RELEASE_S = 0.2
+"""The kernel lets go of a device a moment after the last mount went."""
 _DAMAGED = (errno.EINVAL, errno.EUCLEAN, errno.EIO, errno.EOPNOTSUPP)
 
 
@@ -95,8 +97,13 @@ class LazyMounts:
         return tuple(adopted)
 
     def unmount(self, manifest_id: str) -> bool:
-        """Unmount a layer; return False when a process holds something of it open."""
+        """Unmount a layer; return False when something of it is used: by a process, or through another mount of it, as
+        an overlay's. Idempotent.
+        """
         with self._lock:
+            device = self._devices().get(manifest_id)
+            if device is None:
+                return False
             target = self._root / manifest_id
             try:
                 mounts.unmount(target)
@@ -104,9 +111,13 @@ class LazyMounts:
                 if error.errno != errno.EBUSY:
                     raise
                 return False
-            target.rmdir()
-            self._server.hide(manifest_id)
-            return True
+            if loop.is_released(device, within_s=_RELEASE_S):
+                target.rmdir()
+                self._server.hide(manifest_id)
+                return True
+            # Others read through the device: it must be found, and taken over, by whoever serves next.
+            mounts.mount(device, target, "erofs", _FLAGS)
+            return False
 
     def mounted(self) -> frozenset[str]:
         """Return the names of the manifests whose layers are mounted now."""

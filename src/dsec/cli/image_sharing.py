@@ -1,0 +1,75 @@
+"""`dsec image publish` and `dsec image pull`: images by way of the object store, without their bytes.
+
+The commands work on the stores themselves, which is safe beside running nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from dsec.cli.context import Options, pass_options
+from dsec.cli.image import opened_store, show_made
+from dsec.cli.parameters import json_option
+
+if TYPE_CHECKING:
+    from dsec.stores.objects import ObjectStore
+
+T = TypeVar("T")
+_url_option = click.option(
+    "--store", "url", metavar="URL", help="file:///path or s3://bucket/prefix.  [the node's setting `store`]"
+)
+
+
+@click.command(name="publish")
+@click.argument("name", metavar="IMAGE")
+@_url_option
+@json_option
+@pass_options
+def publish(options: Options, name: str, url: str | None, as_json: bool) -> None:
+    """Put IMAGE into the object store, in chunks, and print the reference by which other hosts pull it."""
+    from dsec.base.units import format_size
+    from dsec.cli.output import note, print_json
+    from dsec.images.lazy.sharing import publish_image
+
+    with opened_store(options) as images:
+        made = _with_objects(options, url, lambda objects: publish_image(images, name, objects))
+    if as_json:
+        print_json(made)
+        return
+    note(f"{made.layers} layers, {made.chunks} chunks; {made.new_chunks} new, {format_size(made.stored_bytes)}")
+    click.echo(made.reference)
+
+
+@click.command(name="pull")
+@click.argument("reference")
+@click.option("--name", metavar="NAME", help="Name of the image here.  [the one it was published under]")
+@json_option
+@pass_options
+def pull(options: Options, reference: str, name: str | None, as_json: bool) -> None:
+    """Make a published image known here at once; what it consists of comes when it is touched.
+
+    REFERENCE is what `dsec image publish` printed. The image comes from the object store that this host's node uses
+    (setting `store`), which must stay reachable as long as not all of it is here.
+    """
+    from dsec.images.lazy.sharing import pull_image
+
+    with opened_store(options) as images:
+        made = _with_objects(options, None, lambda objects: pull_image(images, reference, objects, name=name))
+    show_made(made, as_json)
+
+
+def _with_objects(options: Options, url: str | None, act: Callable[[ObjectStore], Awaitable[T]]) -> T:
+    from dsec.cli.image import store_url
+    from dsec.stores.opening import open_store
+
+    async def run() -> T:
+        objects = open_store(url or store_url(options))
+        try:
+            return await act(objects)
+        finally:
+            await objects.aclose()
+
+    return options.run_alone(run)

@@ -1,0 +1,44 @@
+"""`dsec image publish` and `pull`, as a user types them; sandboxes of such images: tests/system/test_lazy_image.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageConfig
+from dsec.testing.image_suite import make_tree
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+def _dsec(state: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dsec", "--state-dir", str(state), "--set", f"store={url}", "image", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_an_image_is_published_here_and_pulled_there(tmp_path: Path) -> None:
+    url = (tmp_path / "objects").as_uri()
+    store = LocalImageStore(tmp_path / "here/images")
+    digest = store.add_layer(make_tree(tmp_path / "tree", a="1"))
+    store.add_image("mine:v1", [digest], ImageConfig(), source="test")
+    store.close()
+    published = _dsec(tmp_path / "here", url, "publish", "mine:v1")
+    reference = published.stdout.strip()
+    assert reference.startswith("b3:"), published.stderr
+    pulled = _dsec(tmp_path / "there", url, "pull", reference, "--json")
+    assert json.loads(pulled.stdout)["layers"] == [{"digest": digest, "format": "lazy", "size_bytes": 4096}]
+    shown = _dsec(tmp_path / "there", url, "inspect", "mine:v1")
+    assert f"{digest} lazy" in shown.stdout
+
+
+def test_what_cannot_be_pulled_is_said_with_its_code(tmp_path: Path) -> None:
+    url = (tmp_path / "objects").as_uri()
+    refused = _dsec(tmp_path / "there", url, "pull", "b3:" + "0" * 64)
+    assert refused.returncode == 66
+    assert "has no image" in refused.stderr
+    assert _dsec(tmp_path / "there", url, "pull", "mine").returncode == 64

@@ -1,0 +1,225 @@
+"""Images by way of an object store: what arrives is what was sent, what lies is refused, what is lazy is a layer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+import pytest
+
+from dsec.base.errors import (
+    CapabilityMissingError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    StateCorruptedError,
+)
+from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.sharing import image_key, publish_image, pull_image
+from dsec.images.lazy.stored import name_of
+from dsec.images.staging import remove_tree
+from dsec.images.store import LocalImageStore
+from dsec.linux.processes import ProcessIdentity
+from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
+from dsec.stores.objects import ObjectStore
+from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.image_suite import make_tree
+
+pytestmark = pytest.mark.root
+
+_CONFIG = ImageConfig(env={"A": "b"}, workdir="/w", user="1000")
+T = TypeVar("T")
+
+
+def _run(act: Callable[[], Awaitable[T]]) -> T:
+    return anyio.run(act)
+
+
+class Hosts:
+    """An object store, and hosts whose lazy layers come from it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.objects = FolderObjectStore(root / "objects")
+        self._stores: list[LocalImageStore] = []
+        self._daemons: list[LayerDaemon] = []
+
+    def host(self, name: str, *, in_use: Callable[[], frozenset[str] | None] = frozenset) -> LocalImageStore:
+        root = self._root / name
+        daemon = LayerDaemon(root / "lazy", self.objects.url)
+        store = LocalImageStore(root, lazy=daemon, layers_in_use=in_use)
+        self._stores.append(store)
+        self._daemons.append(daemon)
+        return store
+
+    def daemon(self) -> LayerDaemon:
+        return self._daemons[-1]
+
+    def close(self) -> None:
+        for store, daemon in zip(self._stores, self._daemons, strict=True):
+            store.close()
+            remove_tree(store.root / "mounts")
+            if (store.root / "lazy/serve.sock").exists():
+                remove_tree(store.root / "lazy/mounts")
+                os.kill(daemon.status().keeper_pid, signal.SIGTERM)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    made = Hosts(tmp_path)
+    yield made
+    made.close()
+
+
+def _publish(hosts: Hosts, tmp_path: Path) -> tuple[ImageInfo, str]:
+    here = hosts.host("here")
+    layers = [here.add_layer(make_tree(tmp_path / name, **{name: name * 5000})) for name in "ab"]
+    info = here.add_image("mine:v1", layers, _CONFIG, source="test")
+    return info, _run(lambda: publish_image(here, "mine:v1", hosts.objects)).reference
+
+
+def _pull(store: LocalImageStore, reference: str, objects: ObjectStore, name: str | None = None) -> ImageInfo:
+    return _run(lambda: pull_image(store, reference, objects, name=name))
+
+
+@pytest.mark.slow
+def test_a_pulled_image_is_the_published_one_and_its_layers_are_read_lazily(hosts: Hosts, tmp_path: Path) -> None:
+    info, reference = _publish(hosts, tmp_path)
+    there = hosts.host("there")
+    pulled = _pull(there, reference, hosts.objects)
+    assert (pulled.name, pulled.image_id, pulled.config) == (info.name, info.image_id, info.config)
+    assert [layer.digest for layer in pulled.layers] == [layer.digest for layer in info.layers]
+    assert {layer.format for layer in pulled.layers} == {LayerFormat.LAZY}
+    paths = there.mount(["mine:v1"]).layer_paths
+    assert (paths[1] / "b").read_text() == "b" * 5000
+    assert there.mount(["mine:v1"]).layer_paths == paths
+    there.verify("mine:v1")
+
+
+@pytest.mark.slow
+def test_lazy_layers_are_unmounted_with_their_last_use_and_collected_with_their_last_name(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    used: set[str] = set()
+    there = hosts.host("there", in_use=lambda: frozenset(used))
+    pulled = _pull(there, reference, hosts.objects)
+    used.update(layer.digest for layer in pulled.layers)
+    there.mount(["mine:v1"])
+    there.release()
+    assert len(hosts.daemon().status().mounted) == 2
+    used.clear()
+    there.release()
+    assert hosts.daemon().status().mounted == ()
+    there.remove("mine:v1")
+    assert list((there.root / "layers").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_killed_daemon_is_no_matter_to_the_store(hosts: Hosts, tmp_path: Path) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    used: set[str] = set()
+    there = hosts.host("there", in_use=lambda: frozenset(used))
+    used.update(layer.digest for layer in _pull(there, reference, hosts.objects).layers)
+    paths = there.mount(["mine:v1"]).layer_paths
+    status = hosts.daemon().status()
+    os.kill(status.keeper_pid, signal.SIGKILL)
+    while ProcessIdentity.of(status.pid) is not None:
+        time.sleep(0.01)
+    there.release()
+    assert (paths[0] / "a").read_text() == "a" * 5000
+
+
+def test_publishing_again_sends_nothing(hosts: Hosts, tmp_path: Path) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    again = _run(lambda: publish_image(hosts.host("here"), "mine:v1", hosts.objects))
+    assert (again.reference, again.new_chunks) == (reference, 0)
+
+
+def test_a_pulled_image_can_be_published_where_its_layers_are_and_nowhere_else(hosts: Hosts, tmp_path: Path) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    there = hosts.host("there")
+    _pull(there, reference, hosts.objects, name="other")
+    again = _run(lambda: publish_image(there, "other", hosts.objects))
+    assert again.new_chunks == 0
+    elsewhere = FolderObjectStore(tmp_path / "elsewhere")
+    with pytest.raises(InvalidRequestError, match="manifest only"):
+        _run(lambda: publish_image(there, "other", elsewhere))
+
+
+def test_a_layer_that_is_here_already_stays_as_it_is(hosts: Hosts, tmp_path: Path) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    here = hosts.host("here")
+    pulled = _pull(here, reference, hosts.objects, name="again")
+    assert {layer.format for layer in pulled.layers} == {LayerFormat.EROFS}
+
+
+@pytest.mark.parametrize("reference", ["", "mine:v1", "b3:", "b3:../../x", "b3:" + "g" * 64])
+def test_what_is_no_reference_is_refused_in_words(hosts: Hosts, reference: str) -> None:
+    with pytest.raises(InvalidRequestError, match="reference"):
+        _pull(hosts.host("there"), reference, hosts.objects)
+
+
+def test_an_image_that_is_not_there_is_said(hosts: Hosts) -> None:
+    with pytest.raises(ObjectNotFoundError, match="no image"):
+        _pull(hosts.host("there"), "b3:" + "ab" * 32, hosts.objects)
+
+
+def test_a_document_that_was_changed_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    key = image_key(reference.removeprefix("b3:"))
+    document = _run(lambda: hosts.objects.get(key))
+    _run(lambda: hosts.objects.put(key, document.replace(b'"1000"', b'"0"')))
+    with pytest.raises(StateCorruptedError, match="does not verify"):
+        _pull(hosts.host("there"), reference, hosts.objects)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"layers": []}, {"layers": [{"digest": "sha256:" + "0" * 64, "manifest": "../x"}]}, {"version": 2}, {"more": 1}],
+)
+def test_a_document_that_lies_leaves_nothing(hosts: Hosts, changes: dict[str, Any]) -> None:
+    document = {"version": 1, "name": "x", "config": {}, "source": "", "layers": []} | changes
+    data = msgspec.json.encode(document)
+    _run(lambda: hosts.objects.put(image_key(name_of(data)), data))
+    there = hosts.host("there")
+    with pytest.raises(StateCorruptedError):
+        _pull(there, "b3:" + name_of(data), hosts.objects)
+    assert there.list() == ()
+
+
+def test_a_manifest_of_another_layer_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    document = msgspec.json.decode(_run(lambda: hosts.objects.get(image_key(reference.removeprefix("b3:")))))
+    first, second = document["layers"]
+    first["manifest"], second["manifest"] = second["manifest"], first["manifest"]
+    data = msgspec.json.encode(document)
+    _run(lambda: hosts.objects.put(image_key(name_of(data)), data))
+    with pytest.raises(StateCorruptedError, match="another layer"):
+        _pull(hosts.host("there"), "b3:" + name_of(data), hosts.objects)
+
+
+def test_without_a_daemon_a_lazy_layer_says_what_is_missing(hosts: Hosts, tmp_path: Path) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    there = LocalImageStore(tmp_path / "there")
+    try:
+        _pull(there, reference, hosts.objects)
+        with pytest.raises(CapabilityMissingError, match="touched"):
+            there.mount(["mine:v1"])
+    finally:
+        there.close()
+
+
+def test_layers_that_are_directories_cannot_be_published(hosts: Hosts, tmp_path: Path) -> None:
+    store = LocalImageStore(tmp_path / "plain", layer_format=LayerFormat.DIRECTORY)
+    try:
+        store.add_image("plain", [store.add_layer(make_tree(tmp_path / "t", a="1"))], _CONFIG, source="test")
+        with pytest.raises(CapabilityMissingError, match="directory"):
+            _run(lambda: publish_image(store, "plain", hosts.objects))
+    finally:
+        store.close()

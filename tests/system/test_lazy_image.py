@@ -1,0 +1,74 @@
+"""Sandboxes of an image that was pulled by its reference run, and go on when who serves their layers is killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+
+from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.store import LocalImageStore
+from dsec.linux.processes import ProcessIdentity
+from dsec.model.process import CommandRequest
+from dsec.model.sandbox import SandboxSpec
+from dsec.node.builder import open_node
+from dsec.node.node import Node
+from dsec.node.settings import NodeSettings
+from dsec.stores.objects_folder import FolderObjectStore
+
+pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
+
+
+async def _said(node: Node, sandbox_id: str, script: str) -> str:
+    result = await node.run(sandbox_id, CommandRequest(argv=("sh", "-c", script)))
+    assert result.status.exit_code == 0, result.stderr
+    return result.stdout.decode()
+
+
+async def _pulled(state_dir: Path) -> FolderObjectStore:
+    """Make the image of a state directory one that is here by its manifest only."""
+    objects = FolderObjectStore(state_dir.parent / "objects")
+    here = LocalImageStore(state_dir / "images")
+    reference = (await publish_image(here, "guest", objects)).reference
+    here.close()
+    shutil.rmtree(state_dir / "images")
+    there = LocalImageStore(state_dir / "images")
+    await pull_image(there, reference, objects)
+    there.close()
+    return objects
+
+
+def _wait_gone(pid: int) -> None:
+    process = ProcessIdentity.of(pid)
+    descriptor = None if process is None else process.open()
+    if descriptor is not None:
+        select.select([descriptor], [], [], 30)
+        os.close(descriptor)
+
+
+async def test_a_sandbox_of_a_pulled_image_outlives_its_node_and_who_serves_its_layers(state_dir: Path) -> None:
+    objects = await _pulled(state_dir)
+    settings = NodeSettings(state_dir=str(state_dir), store=objects.url)
+    daemon = LayerDaemon(state_dir / "images/lazy", objects.url)
+    async with open_node(settings) as node:
+        box = (await node.create(SandboxSpec(image="guest"))).sandbox_id
+        assert await _said(node, box, "echo here; rm /bin/wc; ls /bin/wc 2>/dev/null || echo gone") == "here\ngone\n"
+        assert daemon.status().cached_bytes > 0
+        os.kill(daemon.status().pid, signal.SIGKILL)
+        assert await _said(node, box, "perl -e 'print 6 * 7'") == "42"
+        before = daemon.status()
+        os.kill(before.keeper_pid, signal.SIGKILL)
+        await anyio.to_thread.run_sync(_wait_gone, before.pid)
+    async with open_node(settings) as node:
+        assert daemon.status().keeper_pid != before.keeper_pid
+        assert await _said(node, box, "cat /bin/* | wc -c 2>/dev/null || cat /bin/* > /dev/null; echo all") == "all\n"
+        other = (await node.create(SandboxSpec(image="guest"))).sandbox_id
+        assert await _said(node, other, "ls /bin/wc") == "/bin/wc\n"
+        for each in (box, other):
+            await node.remove(each)
