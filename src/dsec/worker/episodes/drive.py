@@ -298,7 +298,7 @@ class EpisodeDrive:
         """A lease that ran out because the store was away is asked for anew: that finds out whether another has it."""
         if isinstance(error, WriterFencedError) and self._failed_beside is None:
             return self._holding is not None and self._holding.is_lease_over
-        return isinstance(error, PlatformError) and error.retryable
+        return _is_worth_a_try(error)
 
     async def _drop_broken(self) -> None:
         """Let go of a log that takes nothing any more, or whose lease or copy is not kept; going on opens it anew."""
