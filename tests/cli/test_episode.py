@@ -322,6 +322,18 @@ def test_rounds_are_shown_with_what_was_said_and_done(one: Episode) -> None:
     assert one.json("show", "ep-one", "--rounds", "0")["rounds"] == []
 
 
+def test_the_newest_rounds_of_a_long_episode_are_found_from_its_end(one: Episode) -> None:
+    one.tell(*(round_of(number) for number in range(1, 200)))
+    one.tell(*(EpisodeHeld(at_s=1.0) for _ in range(100)))
+    asked = one._memory.asked
+    for count in (1, 3, 150):
+        asked.clear()
+        shown = one.json("show", "ep-one", "--rounds", str(count))["rounds"]
+        assert [record["number"] for record in shown] == list(range(200 - count, 200))
+        assert asked[0] == max(1, 301 - 16 * count)
+    assert asked == [1]
+
+
 def test_a_watch_goes_on_from_an_offset_and_hears_what_comes(one: Episode, portal: BlockingPortal) -> None:
     one.ok("steer", "ep-one", "first")
     portal.start_task_soon(_end_soon, one._memory)

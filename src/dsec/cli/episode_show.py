@@ -21,6 +21,8 @@ from dsec.episode.spec import EpisodeInfo, EpisodeSpec, EpisodeState, UnknownOpe
 from dsec.service.episodes import EpisodeService
 
 DEFAULT_ROUNDS = 10
+_EVENTS_OF_ROUND = 16
+"""Events that a round is guessed to have, for where to begin to look."""
 
 
 @click.command(name="show")
@@ -50,15 +52,27 @@ async def _look(
     episodes: EpisodeService, episode_id: str, count: int
 ) -> tuple[EpisodeInfo, EpisodeSpec, list[RoundRecord]]:
     info, spec = await episodes.get(episode_id), await episodes.spec(episode_id)
-    rounds: deque[RoundRecord] = deque(maxlen=count)
-    if count:
-        async with episodes.events(episode_id, follow=False) as events:
+    return info, spec, await newest_rounds(episodes, info, count) if count else []
+
+
+async def newest_rounds(episodes: EpisodeService, info: EpisodeInfo, count: int) -> list[RoundRecord]:
+    """Return the newest rounds of an episode, without reading all of a long log: it is looked at from its end, further
+    back each time."""
+    reach = _EVENTS_OF_ROUND * count
+    while True:
+        first = max(1, info.next_sequence - reach)
+        rounds: deque[RoundRecord] = deque(maxlen=count)
+        begins_later = False
+        async with episodes.events(info.episode_id, first, follow=False) as events:
             async for each in events:
                 if isinstance(each.event, RoundCommitted):
                     rounds.append(each.event.record)
                 elif isinstance(each.event, StateSaved) and not rounds:
                     rounds.extend(each.event.recent)
-    return info, spec, list(rounds)
+                    begins_later = each.sequence > first
+        if len(rounds) == count or first == 1 or begins_later:
+            return list(rounds)
+        reach *= 8
 
 
 def _fields(info: EpisodeInfo, spec: EpisodeSpec) -> Iterator[tuple[str, str]]:

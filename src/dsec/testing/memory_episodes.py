@@ -64,6 +64,7 @@ class MemoryEpisodes:
     Attributes:
         model: what the last `resume` was given.
         error: raised by every operation, where a test sets it.
+        asked: the sequences from which events were asked for.
     """
 
     def __init__(self) -> None:
@@ -71,6 +72,7 @@ class MemoryEpisodes:
         self._count = itertools.count(1)
         self.model: ModelEndpoint | None = None
         self.error: Exception | None = None
+        self.asked: list[int] = []
 
     @property
     def episodes(self) -> MemoryEpisodes:
@@ -125,6 +127,7 @@ class MemoryEpisodes:
         self, episode_id: str, from_sequence: int = 1, *, follow: bool = True
     ) -> AsyncIterator[AsyncIterator[EpisodeEvent]]:
         kept = self._found(episode_id)
+        self.asked.append(from_sequence)
         if from_sequence > len(kept.events) + 1:
             raise StateCorruptedError(f"the log has {len(kept.events)} events")
         yield self._events(kept, from_sequence, follow)
