@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from pathlib import Path
 
 from dsec.base.units import KIB
 from dsec.episode.episode_progress import fold
@@ -12,6 +13,7 @@ from dsec.episode.log_events import LogEvent, RoundCommitted, StateSaved
 from dsec.episode.operations import RoundRecord
 from dsec.testing.episodes import history, identity, round_record
 from dsec.worker.episodes.holding import newest_rounds
+from dsec.worker.episodes.spill import Spill
 from dsec.worker.episodes.window import RoundWindow
 
 
@@ -27,6 +29,27 @@ def test_a_window_reads_as_the_rounds_that_were_put_in() -> None:
     assert window[-1] == rounds[-1]
     assert list(window[1:3]) == rounds[1:3]
     assert len(window) == 5
+
+
+def test_rounds_that_are_put_away_read_as_if_they_were_not(tmp_path: Path) -> None:
+    rounds = records(3_000, size=3 * KIB)
+    window = RoundWindow(limit_bytes=600 * KIB, spill=Spill(tmp_path))
+    for record in rounds:
+        window.append(record)
+    kept = len(window)
+    assert kept > 100
+    assert list(window) == rounds[-kept:]
+    assert window[0] == rounds[-kept]
+    assert list(tmp_path.iterdir()) == [], "the file has no name"
+    window.close()
+    window.close()
+
+
+def test_where_there_is_no_room_to_put_rounds_away_they_stay_in_memory(tmp_path: Path) -> None:
+    rounds = records(200, size=3 * KIB)
+    window = RoundWindow(rounds, spill=Spill(tmp_path / "absent"))
+    assert list(window) == rounds[-len(window) :]
+    window.close()
 
 
 def test_what_is_too_much_goes_the_oldest_first_and_the_newest_stays_however_long_it_is() -> None:

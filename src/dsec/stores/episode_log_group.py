@@ -177,6 +177,8 @@ class GroupCommit:
                 loop.call_soon_threadsafe(told, failure)
             except RuntimeError:
                 return  # The loop was closed without waiting for us.
+            # While the thread waits for the next job, this one's memory is nobody's: it may hold all that a log says.
+            del job, call, told, failure
 
     async def _renew_now_and_then(self) -> None:
         while True:

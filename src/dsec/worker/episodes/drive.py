@@ -50,6 +50,7 @@ from dsec.worker.episodes.loop import Waiting, settle
 from dsec.worker.episodes.parts import WorkerParts, unthought_of
 from dsec.worker.episodes.ports import first_version
 from dsec.worker.episodes.shelf import KeptSpec
+from dsec.worker.episodes.spill import Spill
 from dsec.worker.episodes.window import RoundWindow
 
 CANCELLED = "cancelled"
@@ -179,7 +180,11 @@ class EpisodeDrive:
             on_saved=self._tell,
             on_failure=self._fail_beside,
         )
-        self._rounds = RoundWindow(self._holding.rounds, limit_bytes=window_bytes(spec))
+        self._rounds = RoundWindow(
+            self._holding.rounds,
+            limit_bytes=window_bytes(spec),
+            spill=Spill(self._parts.shelf.directory),
+        )
         self._holding.rounds = ()
         if (ended := self._holding.log.log.progress.ended) is not None:
             self.state, self._reason, self._error = EpisodeState.ENDED, ended.reason, None
@@ -191,6 +196,9 @@ class EpisodeDrive:
             self._last = describe(self.episode_id, self.kept, self._holding, self._waiting)
             await self._holding.aclose()
             self._holding = None
+        if self._rounds is not None:
+            self._rounds.close()
+            self._rounds = None
 
     def _fail_beside(self, error: DsecError) -> None:
         """The lease or the copy says that this worker must not go on."""

@@ -195,14 +195,20 @@ async def _open(
     on_saved: Callable[[], None],
 ) -> tuple[DurableLog, Sequence[RoundRecord]]:
     try:
-        log, content = await parts.group.open(place, durability, on_saved=on_saved)
-        return log, newest_rounds(content)
+        return await _read(parts, place, durability, on_saved)
     except NotFoundError:
         pass
     if parts.store is not None and await _restored(place, parts.store):
-        log, content = await parts.group.open(place, durability, on_saved=on_saved)
-        return log, newest_rounds(content)
+        return await _read(parts, place, durability, on_saved)
     return await parts.group.create(place, identity, durability, on_saved=on_saved), ()
+
+
+async def _read(
+    parts: WorkerParts, place: LogPlace, durability: Durability, on_saved: Callable[[], None]
+) -> tuple[DurableLog, Sequence[RoundRecord]]:
+    async with parts.openings:
+        log, content = await parts.group.open(place, durability, on_saved=on_saved)
+    return log, newest_rounds(content)
 
 
 async def _restored(place: LogPlace, store: ObjectStore) -> bool:

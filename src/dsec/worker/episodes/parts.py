@@ -37,6 +37,7 @@ class WorkerSettings:
         lease_s: how long another writer on this host waits for one that stands still.
         store_lease_s: how long another worker waits for one whose store does not answer; see `episode_log_lease`.
         backoff_s: waits before an episode that a failure of the platform stopped is tried again; then it stays stopped.
+        openings_at_once: logs that are read at the same time; what memory that takes the process keeps.
         sandboxes_at_once: that are found or made, paused or resumed at the same time; a node bears so many.
         uploads_at_once: puts to the store under way, of all episodes together.
         upload: how a log is copied.
@@ -53,6 +54,7 @@ class WorkerSettings:
     lease_s: float = DEFAULT_LEASE_S
     store_lease_s: float = STORE_LEASE_S
     backoff_s: Sequence[float] = (1.0, 5.0, 25.0)
+    openings_at_once: int = 2
     sandboxes_at_once: int = 32
     uploads_at_once: int = 16
     upload: UploadSettings = field(default_factory=UploadSettings)
@@ -75,6 +77,7 @@ class WorkerParts:
         group: saves logs.
         tasks: in which everything of the worker runs.
         loops: a place for each loop that may run.
+        openings: for whoever reads a log.
         sandboxes: for whoever asks much of a node at once.
         uploads: shared by all uploaders.
         settings: how it works.
@@ -93,6 +96,7 @@ class WorkerParts:
     group: GroupCommit
     tasks: TaskGroup
     loops: anyio.CapacityLimiter
+    openings: anyio.CapacityLimiter
     sandboxes: anyio.CapacityLimiter
     uploads: anyio.CapacityLimiter
     settings: WorkerSettings

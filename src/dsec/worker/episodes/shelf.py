@@ -58,6 +58,11 @@ class Shelf:
         self._episodes = directory / "episodes"
         self._disk = disk or HostDisk()
 
+    @property
+    def directory(self) -> Path:
+        """The worker's."""
+        return self._directory
+
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Make the directory if needed, and hold it.

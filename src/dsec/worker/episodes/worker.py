@@ -28,6 +28,7 @@ from dsec.base.errors import (
     NotFoundError,
 )
 from dsec.base.ids import random_body
+from dsec.base.units import KIB
 from dsec.episode.identity import check_episode_id
 from dsec.episode.log_events import Verdict
 from dsec.episode.operations import RoundRecord
@@ -42,6 +43,7 @@ from dsec.episode.spec import (
 )
 from dsec.episode.spec_check import check_spec_values
 from dsec.episode.tools import ToolResult
+from dsec.linux.malloc import give_freed_memory_back, trim
 from dsec.service.port import SandboxService
 from dsec.service.state import StateService
 from dsec.stores.episode_log_disk import Disk, HostDisk
@@ -68,6 +70,7 @@ from dsec.worker.grades import GradeBook
 
 _DESCRIPTORS = 16_384
 """A log takes two, a command or model that is waited for one each."""
+_TRIM_S = 10.0
 _KNOWN_S = 5.0
 """How long is waited, after the start, until the log of an episode is read, instead of saying that nothing is known."""
 _HOST_CLOCK = SystemClock()
@@ -144,6 +147,7 @@ class EpisodeWorker:
     async def _enter(self, stack: AsyncExitStack) -> None:
         stack.enter_context(self._shelf.hold())
         raise_descriptors(_DESCRIPTORS)
+        give_freed_memory_back(block_bytes=64 * KIB, free_bytes=128 * KIB, arenas=2)
         self._book = stack.enter_context(GradeBook(self._directory))
         if self._recoveries is not None:
             stack.enter_context(self._recoveries)
@@ -161,6 +165,7 @@ class EpisodeWorker:
             group=group,
             tasks=tasks,
             loops=anyio.CapacityLimiter(self._settings.at_once),
+            openings=anyio.CapacityLimiter(self._settings.openings_at_once),
             sandboxes=anyio.CapacityLimiter(self._settings.sandboxes_at_once),
             uploads=anyio.CapacityLimiter(self._settings.uploads_at_once),
             settings=self._settings,
@@ -172,6 +177,7 @@ class EpisodeWorker:
             strategy=self._strategy,
             recorded=self._recorded,
         )
+        tasks.start_soon(trim_now_and_then)
         for episode_id, kept, ended in await anyio.to_thread.run_sync(self._read_shelf):
             if isinstance(kept, DsecError):
                 self._unreadable[episode_id] = kept
@@ -458,3 +464,10 @@ def raise_descriptors(wanted: int) -> None:
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+async def trim_now_and_then() -> None:
+    """Give the memory back that decoding leaves scattered, until cancelled."""
+    while True:
+        await anyio.sleep(_TRIM_S)
+        await anyio.to_thread.run_sync(trim)
