@@ -92,6 +92,7 @@ def run(
     from dsec.worker.output import read_results
     from dsec.worker.settings import RolloutSettings, VerifyIn
 
+    given = AgentOptions(**agent)
     rollout_id = new_id("rol", os.urandom)
     request = RolloutRequest(
         tasks=tasks,
@@ -108,10 +109,11 @@ def run(
             without_network=network == "none",
             available_limits=limits == "available",
             create_timeout_s=create_timeout,
+            maximum_rounds=given.max_rounds,
             environ=dict(os.environ),
         ),
     )
-    end = options.run(_Job(options, request, AgentOptions(**agent)).run, node_inside=True)
+    end = options.run(_Job(options, request, given).run, node_inside=True)
     print_summary(end.summary, read_results(request.out)[1], as_json=as_json)
     note_report(request.out)
     if end.interrupted:

@@ -27,6 +27,13 @@ _OPTIONS = (
     click.option(
         "--stronger", multiple=True, metavar="URL[#NAME]", help="Model that takes over on failure; may be given again."
     ),
+    click.option(
+        "--max-rounds",
+        type=click.IntRange(min=1),
+        default=10_000,
+        show_default=True,
+        help="Of one attempt; then it ends.",
+    ),
     click.option("--temperature", type=click.FloatRange(min=0), help="Of the models.  [their own]"),
     click.option("--max-tokens", type=click.IntRange(min=1), default=8192, show_default=True, help="Of an answer."),
     click.option("--price-input", type=_PRICE, metavar="USD", help="Of a million input tokens.  [not known]"),
@@ -71,6 +78,7 @@ class AgentOptions:
     model_name: str
     key_variable: str
     stronger: tuple[str, ...]
+    max_rounds: int
     temperature: float | None
     max_tokens: int
     price_input: float | None
