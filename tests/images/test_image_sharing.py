@@ -20,6 +20,7 @@ from dsec.base.errors import (
     StateCorruptedError,
 )
 from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.conversion import LayerFile, publish
 from dsec.images.lazy.sharing import image_key, publish_image, pull_image
 from dsec.images.lazy.stored import name_of
 from dsec.images.staging import remove_tree
@@ -133,6 +134,47 @@ def test_a_killed_daemon_is_no_matter_to_the_store(hosts: Hosts, tmp_path: Path)
         time.sleep(0.01)
     there.release()
     assert (paths[0] / "a").read_text() == "a" * 5000
+
+
+def test_an_eager_pull_makes_layers_like_those_that_were_made_here(hosts: Hosts, tmp_path: Path) -> None:
+    info, reference = _publish(hosts, tmp_path)
+    there = LocalImageStore(tmp_path / "there")
+    try:
+        pulled = _run(lambda: pull_image(there, reference, hosts.objects, eager=True))
+        assert pulled.layers == info.layers
+        assert (there.mount(["mine:v1"]).layer_paths[0] / "a").read_text() == "a" * 5000
+        assert not (there.root / "lazy").exists()
+    finally:
+        there.close()
+        remove_tree(there.root / "mounts")
+
+
+def test_an_eager_pull_of_a_damaged_image_leaves_nothing(hosts: Hosts, tmp_path: Path) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    for chunk in (tmp_path / "objects/layers/chunks").rglob("*"):
+        if chunk.is_file():
+            chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    there = LocalImageStore(tmp_path / "there")
+    try:
+        with pytest.raises(StateCorruptedError):
+            _run(lambda: pull_image(there, reference, hosts.objects, eager=True))
+        assert there.list() == ()
+        assert [*(there.root / "layers").iterdir(), *(there.root / "staging").iterdir()] == []
+    finally:
+        there.close()
+
+
+def test_chunks_that_make_another_layer_than_was_said_are_refused(hosts: Hosts, tmp_path: Path) -> None:
+    here = hosts.host("here")
+    digest = here.add_layer(make_tree(tmp_path / "tree", a="1"))
+    path, record = here.stored_layer(digest)
+    lying = LayerFile(path, "sha256:" + "0" * 64, record.entries)
+    manifest = _run(lambda: publish(lying, hosts.objects)).manifest
+    layers = [{"digest": lying.layer, "manifest": manifest}]
+    data = msgspec.json.encode({"version": 1, "name": "x", "config": {}, "source": "", "layers": layers})
+    _run(lambda: hosts.objects.put(image_key(name_of(data)), data))
+    with pytest.raises(StateCorruptedError, match="another one"):
+        _run(lambda: pull_image(here, "b3:" + name_of(data), hosts.objects, eager=True))
 
 
 def test_publishing_again_sends_nothing(hosts: Hosts, tmp_path: Path) -> None:

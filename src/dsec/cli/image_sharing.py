@@ -46,18 +46,22 @@ def publish(options: Options, name: str, url: str | None, as_json: bool) -> None
 @click.command(name="pull")
 @click.argument("reference")
 @click.option("--name", metavar="NAME", help="Name of the image here.  [the one it was published under]")
+@click.option("--eager", is_flag=True, help="Fetch all of it now.")
 @json_option
 @pass_options
-def pull(options: Options, reference: str, name: str | None, as_json: bool) -> None:
+def pull(options: Options, reference: str, name: str | None, eager: bool, as_json: bool) -> None:
     """Make a published image known here at once; what it consists of comes when it is touched.
 
     REFERENCE is what `dsec image publish` printed. The image comes from the object store that this host's node uses
-    (setting `store`), which must stay reachable as long as not all of it is here.
+    (setting `store`), which must stay reachable as long as not all of it is here. A layer that is here already stays as
+    it is.
     """
     from dsec.images.lazy.sharing import pull_image
 
     with opened_store(options) as images:
-        made = _with_objects(options, None, lambda objects: pull_image(images, reference, objects, name=name))
+        made = _with_objects(
+            options, None, lambda objects: pull_image(images, reference, objects, name=name, eager=eager)
+        )
     show_made(made, as_json)
 
 

@@ -64,11 +64,7 @@ def write_erofs(tree: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
     file = target / EROFS_FILE
     erofs.make(tree, file, lock_fd=work.lock_fd)
     sync_path(file)
-    scratch = work.path / "mount"
-    scratch.mkdir()
-    with erofs.opened(file, scratch) as root_fd:
-        digest, entries = tree_digest(root_fd)
-    return target, _finish(target, digest, LayerFormat.EROFS, file.stat().st_size, entries)
+    return target, _read_and_finish(target, file, work)
 
 
 def write_directory(tree: Path, work: WorkDirectory, *, take: bool) -> tuple[Path, LayerRecord]:
@@ -84,6 +80,27 @@ def write_directory(tree: Path, work: WorkDirectory, *, take: bool) -> tuple[Pat
     digest, entries = directory_digest(stored)
     _sync_file_system(stored)
     return target, _finish(target, digest, LayerFormat.DIRECTORY, _size_of(stored), entries)
+
+
+def adopt_erofs(file: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
+    """Store an EROFS file that came from elsewhere, and lies in `work`, by the digest of what is in it.
+
+    Raises:
+        StateCorruptedError: it is no sound EROFS file.
+    """
+    target = work.path / "layer"
+    target.mkdir(mode=0o700)
+    file = file.rename(target / EROFS_FILE)
+    sync_path(file)
+    return target, _read_and_finish(target, file, work)
+
+
+def _read_and_finish(target: Path, file: Path, work: WorkDirectory) -> LayerRecord:
+    scratch = work.path / "mount"
+    scratch.mkdir()
+    with erofs.opened(file, scratch) as root_fd:
+        digest, entries = tree_digest(root_fd)
+    return _finish(target, digest, LayerFormat.EROFS, file.stat().st_size, entries)
 
 
 def write_lazy(manifest: LayerManifest, work: WorkDirectory) -> tuple[Path, LayerRecord]:

@@ -228,6 +228,31 @@ class LocalImageStore:
         with full_disk_reported("storing a layer"), self._staging.directory() as work:
             return self._place(*layers.write_lazy(manifest, work))
 
+    def has_layer(self, digest: str) -> bool:
+        """Tell whether a layer is stored, in whatever form."""
+        return (self._layers / hex_of(digest)).is_dir()
+
+    def take_erofs_file(self, file: Path, work: WorkDirectory, *, expected: str) -> str:
+        """Store the EROFS file that was brought into a work directory of this store, and return its digest.
+
+        Args:
+            file: in `work`; it belongs to the store from now on.
+            work: from `work_directory`.
+            expected: the digest that what is in it must have.
+
+        Raises:
+            StateCorruptedError: it has another one, or is no sound EROFS file.
+        """
+        with full_disk_reported("storing a layer"):
+            made, record = layers.adopt_erofs(file, work)
+            if record.digest != expected:
+                raise StateCorruptedError(
+                    f"what was fetched as layer {expected} is another one",
+                    detail=f"its content has the digest {record.digest}",
+                    resolution="publish the image again",
+                )
+            return self._place(made, record)
+
     def stored_layer(self, digest: str) -> tuple[Path, LayerRecord]:
         """Return the file, directory or manifest that a layer is stored as, and its record.
 

@@ -117,7 +117,7 @@ class CachedLayer:
             if position == METADATA:
                 self._scatter(content)
             else:
-                _write(self._data, content, position * CHUNK_BYTES)
+                write_at(self._data, content, position * CHUNK_BYTES)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -221,7 +221,7 @@ class CachedLayer:
             raise StateCorruptedError(f"the metadata of layer {self.manifest.layer} has {len(content)} bytes")
         view, done = memoryview(content), 0
         for extent in self.manifest.metadata:
-            _write(self._data, view[done : done + extent.length], extent.start)
+            write_at(self._data, view[done : done + extent.length], extent.start)
             done += extent.length
 
     def _gathered(self) -> Iterator[bytes]:
@@ -237,7 +237,8 @@ class CachedLayer:
             yield bytes(pending)
 
 
-def _write(descriptor: int, content: bytes | memoryview, start: int) -> None:
+def write_at(descriptor: int, content: bytes | memoryview, start: int) -> None:
+    """Write all of `content`."""
     rest = memoryview(content)
     while len(rest) > 0:
         written = os.pwrite(descriptor, rest, start)

@@ -10,15 +10,26 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import msgspec
 
-from dsec.base.errors import CapabilityMissingError, InvalidRequestError, ObjectNotFoundError, StateCorruptedError
+from dsec.base.errors import (
+    CapabilityMissingError,
+    DsecError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    StateCorruptedError,
+)
 from dsec.base.units import MIB
+from dsec.images.durable import full_disk_reported
 from dsec.images.layers import LayerRecord
+from dsec.images.lazy.cached_layer import write_at
 from dsec.images.lazy.conversion import LayerFile, fetch_manifest, manifest_key, publish
+from dsec.images.lazy.fetching import FETCHES_AT_ONCE
 from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.stored import name_of
+from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, ObjectSource, fetch_verified
+from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, name_of
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
 from dsec.model.value import Value
@@ -116,35 +127,67 @@ async def _check_there(store: ObjectStore, record: LayerRecord) -> None:
 
 
 async def pull_image(
-    images: LocalImageStore, reference: str, store: ObjectStore, *, name: str | None = None
+    images: LocalImageStore, reference: str, store: ObjectStore, *, name: str | None = None, eager: bool = False
 ) -> ImageInfo:
     """Make an image of a store known here, its layers by their manifests only: chunks come when they are touched.
+
+    A layer that is here already, in whatever form, stays as it is.
 
     Args:
         images: where it is to be known.
         reference: what `publish_image` returned.
         store: the object store that this host's lazy layers come from.
         name: of the image here; None: the one it was published under.
+        eager: fetch all of it, so that its layers are like those that were made here.
 
     Raises:
         InvalidRequestError: that is no reference.
+        HostDiskFullError: no room for it.
         ObjectNotFoundError: the store has not got it, or a manifest of it.
         StateCorruptedError: what the store has is something else, or contradicts itself.
         StoreUnavailableError: the store does not answer.
     """
     document = await _fetch_document(store, reference)
     manifests = [await _manifest_of(store, layer) for layer in document.layers]
-    return await anyio.to_thread.run_sync(_add, images, document, manifests, name or document.name, store.url)
-
-
-def _add(
-    images: LocalImageStore, document: _Document, manifests: list[LayerManifest], name: str, url: str
-) -> ImageInfo:
     digests: list[str] = []
     with images.undone_on_failure(digests):
         for manifest in manifests:
-            digests.append(images.add_lazy_layer(manifest))
-        return images.add_image(name, digests, document.config, source=f"{document.source} ({url})")
+            if eager and not images.has_layer(manifest.layer):
+                digests.append(await _fetch_layer(images, manifest, store))
+            else:
+                digests.append(await anyio.to_thread.run_sync(images.add_lazy_layer, manifest))
+        source = f"{document.source} ({store.url})"
+        return await anyio.to_thread.run_sync(
+            lambda: images.add_image(name or document.name, digests, document.config, source=source)
+        )
+
+
+async def _fetch_layer(images: LocalImageStore, manifest: LayerManifest, store: ObjectStore) -> str:
+    """Fetch all chunks of a layer, several at a time, and store the file that they make."""
+    source, limiter = ObjectSource(store), anyio.CapacityLimiter(FETCHES_AT_ONCE)
+    failures: list[DsecError] = []
+    with images.work_directory() as work, full_disk_reported("pulling an image"):
+        path = work.path / "pulled.erofs"
+        with path.open("wb") as file:
+            file.truncate(manifest.size_bytes)
+
+            async def fetch(position: int, ref: ChunkRef) -> None:
+                async with limiter:
+                    if failures:
+                        return
+                    try:
+                        content = await fetch_verified([source], ref, timeout_s=DEFAULT_TIMEOUT_S)
+                    except DsecError as error:
+                        failures.append(error)
+                        return
+                    await anyio.to_thread.run_sync(write_at, file.fileno(), content, position * CHUNK_BYTES)
+
+            async with anyio.create_task_group() as group:
+                for position, ref in enumerate(manifest.chunks):
+                    group.start_soon(fetch, position, ref)
+        if failures:
+            raise failures[0]
+        return await anyio.to_thread.run_sync(lambda: images.take_erofs_file(path, work, expected=manifest.layer))
 
 
 async def _fetch_document(store: ObjectStore, reference: str) -> _Document:
