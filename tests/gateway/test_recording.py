@@ -294,3 +294,28 @@ async def test_of_an_answer_that_grows_without_end_nothing_is_kept(tmp_path: Pat
     written = recording_files(tmp_path)[0].read_bytes()
     assert b'piece"' not in written
     assert b'"whole":false' in written
+
+
+class Ending:
+    """A stream whose last event is read, and whose end is not."""
+
+    status = 200
+    headers: dict[str, str] = {}
+    content_type = "text/event-stream"
+
+    async def read(self) -> bytes:
+        return b"data: {}\n\ndata: [DONE]\n\n"
+
+    def close(self, *, whole: bool) -> None:
+        pass
+
+
+@pytest.mark.anyio
+async def test_an_answer_whose_last_event_was_read_is_whole_though_its_client_is_gone(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, ManualClock())
+    begun = msgspec.structs.replace(answer(), pieces=(), whole=False)
+    recording = RecordingAnswer(Ending(), recorder, begun, 0.0, lambda data: data)
+    await recording.read()
+    recording.close(whole=False)
+    recorder.close()
+    assert len(Recordings(tmp_path)) == 1

@@ -103,6 +103,11 @@ class AnswerAssembly:
         self._has_begun = False
         self.is_over = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to its own end, and was not cut."""
+        return self.is_over and not self._cut
+
     def feed(self, data: bytes) -> None:
         """Take in a piece of a stream of server-sent events.
 

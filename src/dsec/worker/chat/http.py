@@ -32,6 +32,8 @@ _STREAM_BYTES = 64 * MIB
 _DOCUMENT_BYTES = 16 * MIB
 """Of a reply in one piece: the longest answer, with each character escaped."""
 _HEAD_BYTES = 256 * KIB
+_END_S = 0.2
+"""For so long the end of a stream may be behind its last event."""
 LONGEST_WISH_S = 60.0
 """A service that wants to be left alone for longer is asked again after so long."""
 _COMPLAINT_BYTES = 64 * KIB
@@ -287,6 +289,8 @@ class HttpChatModel:
                 assembly.feed(reply.take())
                 if length > _STREAM_BYTES:
                     assembly.stop(f"it was longer than {_STREAM_BYTES} bytes")
+        if assembly is not None and assembly.is_whole and not reply.is_complete:
+            await self._hear_out(stream, parser, reply)
         if not reply.has_headers:
             raise BackendFailedError(f"{self._settings.url} broke off before it answered")
         self._check_status(parser.get_status_code(), bytes(whole), reply.after_s)
@@ -296,6 +300,14 @@ class HttpChatModel:
                 raise BackendFailedError(f"{self._settings.url} sent more than {_DOCUMENT_BYTES} bytes")
             assembly.stop(f"it was longer than {_DOCUMENT_BYTES} bytes")
         return bytes(whole)
+
+    async def _hear_out(self, stream: ByteStream, parser: httptools.HttpResponseParser, reply: _Reply) -> None:
+        """Take the last bytes of a stream whose last event is here: who records it would take it for one cut off."""
+        with anyio.move_on_after(_END_S):
+            while not reply.is_complete and (data := await self._read(stream)):
+                self._feed(parser, data)
+                if len(reply.take()) > _HEAD_BYTES:
+                    return
 
     def _feed(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
         try:
