@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import anyio
+import anyio.to_thread
 import pytest
 
 from dsec.base.errors import DsecError, StateCorruptedError, StoreUnavailableError
@@ -191,12 +191,17 @@ class Switched:
         self._inner = inner
         self.fails: Callable[[ChunkRef], bool] = lambda ref: False
         self.hangs = False
+        self.hangs_for = ""
+        self.reached, self.released = threading.Event(), threading.Event()
         self.asked: list[str] = []
 
     async def fetch(self, ref: ChunkRef, *, timeout_s: float = 1.0) -> bytes:
         self.asked.append(ref.id)
         if self.hangs:
             await anyio.sleep_forever()
+        if ref.id == self.hangs_for:
+            self.reached.set()
+            await anyio.to_thread.run_sync(self.released.wait)
         if self.fails(ref):
             raise StoreUnavailableError("the link is cut")
         return await self._inner.fetch(ref, timeout_s=timeout_s)
@@ -265,6 +270,48 @@ def test_what_finds_no_room_is_served_and_not_kept(open_server: Open, published:
         assert (root / "data" / name).read_bytes() == content
     assert opened.kinds() == {LayerEventKind.NOT_KEPT}
     assert opened.cache.statistics().content_bytes <= limit
+
+
+def test_a_layer_whose_source_hangs_keeps_no_other_from_being_mounted(open_server: Open, published: Published) -> None:
+    source = Switched(published.source())
+    opened = open_server(source)
+    name, stored = encode(bytes(8192))
+    hanging = manifests.make(
+        _LAYER, 8192, 1, chunks=[(name, len(stored))], metadata=[manifests.Extent(0, 8192)],
+        metadata_chunks=[(name, len(stored))],
+    )  # fmt: skip
+    source.hangs_for = name
+    refused: list[DsecError] = []
+
+    def mount() -> None:
+        try:
+            opened.mounts.ensure(hanging)
+        except DsecError as error:
+            refused.append(error)
+
+    waiting = threading.Thread(target=mount)
+    waiting.start()
+    source.reached.wait()
+    assert (opened.mounts.ensure(published.manifest) / "small/3/3").read_text() == "small 3"
+    source.released.set()
+    waiting.join()
+    assert refused
+    assert opened.mounts.mounted() == {published.manifest.id}
+    assert opened.cache.statistics().held_layers == 1
+
+
+def test_what_a_source_does_that_nobody_foresaw_fails_that_read_alone(open_server: Open, published: Published) -> None:
+    source = Switched(published.source())
+    opened = open_server(source)
+    root = opened.mounts.ensure(published.manifest)
+
+    def surprise(ref: ChunkRef) -> bool:
+        raise ZeroDivisionError
+
+    source.fails = surprise
+    assert _error_of(root / "data/large-1") == errno.EIO
+    source.fails = lambda ref: False
+    assert (root / "data/large-1").read_bytes() == published.large["large-1"]
 
 
 def test_a_layer_without_its_metadata_is_not_mounted(open_server: Open, published: Published) -> None:

@@ -188,7 +188,11 @@ class FuseSession:
                     continue
                 return  # ENODEV: it was unmounted.
             length, operation, unique, node, *_ = _IN.unpack_from(message)
-            self._handle(operation, unique, node, memoryview(message)[_IN.size : length])
+            try:
+                self._handle(operation, unique, node, memoryview(message)[_IN.size : length])
+            except Exception:  # noqa: BLE001
+                # One request's trouble is its own: a thread that ended would leave all who ask later waiting.
+                self.reply(unique, b"", errno.EIO)
 
     def _handle(self, operation: int, unique: int, node: int, body: memoryview) -> None:
         if node > _ROOT and node not in self._sizes and operation not in _SILENT:

@@ -147,6 +147,9 @@ class Fetcher:
             fetch.error = None
         except DsecError as error:
             fetch.error = error
+        except Exception as error:  # noqa: BLE001
+            # This is the supervisor of fetches: what one meets, known to us or not, must not end the others.
+            fetch.error = StoreUnavailableError(f"fetching a chunk failed: {error!r}", resolution="report this")
         finally:
             del self._under_way[(layer.manifest.id, position)]
             fetch.done.set()
@@ -157,13 +160,30 @@ class Fetcher:
             self._unkept.move_to_end(key)
             return self._unkept[key]
         if position == METADATA:
-            pieces = [await self._fetch(layer, ref, 0, 0) for ref in layer.manifest.metadata_chunks]
-            content = b"".join(pieces)
+            content = await self._metadata(layer)
         else:
             content = await self._chunk(layer, position)
         if not await anyio.to_thread.run_sync(self._keep, layer, position, content):
             self._remember(layer, position, content)
         return content
+
+    async def _metadata(self, layer: CachedLayer) -> bytes:
+        """Return the packed metadata of a layer, its chunks fetched at once: a mount waits for it."""
+        pieces: dict[int, bytes] = {}
+        failures: list[DsecError] = []
+
+        async def fetch(place: int, ref: ChunkRef) -> None:
+            try:
+                pieces[place] = await self._fetch(layer, ref, 0, 0)
+            except DsecError as error:
+                failures.append(error)
+
+        async with anyio.create_task_group() as group:
+            for place, ref in enumerate(layer.manifest.metadata_chunks):
+                group.start_soon(fetch, place, ref)
+        if failures:
+            raise failures[0]
+        return b"".join(pieces[place] for place in sorted(pieces))
 
     def _keep(self, layer: CachedLayer, position: int, content: bytes) -> bool:
         try:

@@ -11,6 +11,7 @@ The kernel's table says which device belongs to which layer; nothing of it is wr
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -54,6 +55,8 @@ class LazyMounts:
             DsecError: the metadata cannot be had.
             StateCorruptedError: what was fetched is no EROFS file that the kernel takes.
         """
+        if manifest.id not in self.mounted():
+            self._prepare(manifest)
         with self._lock:
             target = self._root / manifest.id
             if manifest.id not in self.mounted():
@@ -67,6 +70,16 @@ class LazyMounts:
                     target.rmdir()
                     raise
             return target
+
+    def _prepare(self, manifest: LayerManifest) -> None:
+        """Fetch the metadata of a layer without the lock, so that no other layer waits for this one's source."""
+        try:
+            self._server.show(manifest)
+        except DsecError:
+            with self._lock:
+                if manifest.id not in self.mounted():
+                    self._server.hide(manifest.id)
+            raise
 
     def adopt(
         self, manifest_of: Callable[[str], LayerManifest], *, serve: Callable[[], None] = _already
@@ -84,9 +97,10 @@ class LazyMounts:
             devices = self._devices()
             for manifest_id in devices:
                 try:
-                    shown = self._server.show(manifest_of(manifest_id))
+                    manifest = manifest_of(manifest_id)
                 except DsecError:
                     continue
+                shown = self._shown(manifest)
                 layer = self._server.layer(manifest_id)
                 adopted[manifest_id] = layer.path if layer.is_complete else shown
             serve()
@@ -95,6 +109,12 @@ class LazyMounts:
                 if loop.backing_path(devices[manifest_id]) != str(file):
                     loop.change_file(devices[manifest_id], file)
         return tuple(adopted)
+
+    def _shown(self, manifest: LayerManifest) -> Path:
+        """Show a layer, with or without its metadata, which was here once and may have been lost."""
+        with contextlib.suppress(DsecError):
+            return self._server.show(manifest)
+        return self._server.mount.target / manifest.id
 
     def unmount(self, manifest_id: str) -> bool:
         """Unmount a layer; return False when something of it is used: by a process, or through another mount of it, as

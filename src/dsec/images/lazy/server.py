@@ -72,6 +72,7 @@ class LayerServer:
         self.cache = cache
         self.mount = mount
         self._options = options
+        self._lock = threading.Lock()
         self._layers: dict[str, CachedLayer] = {}
         self._complete: set[str] = set()
         self.on_complete: Callable[[str], None] = _to_nobody
@@ -109,17 +110,13 @@ class LayerServer:
         """Show a layer as a file, with its metadata here, and return the file. Holds it until `hide`. Idempotent.
 
         Raises:
-            DsecError: the metadata cannot be had; nothing is held then.
+            DsecError: the metadata cannot be had. It is shown all the same: reads of it try again.
         """
-        layer = self._layers.get(manifest.id)
-        if layer is None:
-            layer = self.cache.hold(manifest)
-            try:
-                self._portal.call(self._fetcher.bring, layer, [METADATA])
-            except DsecError:
-                self.cache.release(layer)
-                raise
-            self._layers[manifest.id] = layer
+        with self._lock:
+            layer = self._layers.get(manifest.id)
+            if layer is None:
+                layer = self._layers[manifest.id] = self.cache.hold(manifest)
+        self._portal.call(self._fetcher.bring, layer, [METADATA])
         return self.mount.target / manifest.id
 
     def manifest(self, store: ObjectStore, manifest_id: str) -> LayerManifest:
@@ -128,8 +125,9 @@ class LayerServer:
 
     def hide(self, manifest_id: str) -> None:
         """Show a layer no more; it may leave the cache. Idempotent."""
-        layer = self._layers.pop(manifest_id, None)
-        self._complete.discard(manifest_id)
+        with self._lock:
+            layer = self._layers.pop(manifest_id, None)
+            self._complete.discard(manifest_id)
         if layer is not None:
             self.cache.release(layer)
 
