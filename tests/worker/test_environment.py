@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from dsec.base.clock import Clock, ManualClock, SystemClock
 from dsec.base.errors import BackendFailedError, InvalidStateError
 from dsec.episode.agent_calls import AgentCall, ReadLines, Submit
 from dsec.episode.content import Content
@@ -74,10 +75,11 @@ class Place:
     directory: Path
     script: Script
     host: MemoryHost = field(default_factory=MemoryHost)
+    clock: Clock = field(default_factory=SystemClock)
 
     def worker(self, node: Node) -> EpisodeWorker:
         made = MemoryWorker(directory=self.directory, host=self.host)
-        return made.worker(node, environments=StandardEnvironments(), policies=self.script)
+        return made.worker(node, environments=StandardEnvironments(), policies=self.script, clock=self.clock)
 
     async def play(self, environment: EpisodeEnvironment) -> tuple[EpisodeInfo, str, list[EnvironmentUsed]]:
         """Run an episode to its end, and return how it ended, what its file holds, and what its environment used."""
@@ -245,3 +247,35 @@ async def test_nothing_is_left_when_an_episode_has_ended(tmp_path: Path, mode: E
             return not await sandboxes(node) and not await has_snapshots(node)
 
         await until(is_bare)
+
+
+async def test_automatic_rebuilds_once_the_gaps_are_long_enough_and_says_why(tmp_path: Path) -> None:
+    clock = ManualClock()
+    place = Place(tmp_path, Script([[write(number)] for number in range(1, 6)] + [[Submit()]]), clock=clock)
+    async with place.host.node() as node:
+
+        async def think(turn: Turn) -> None:
+            del turn
+            for info in await node.list():
+                place.host.runtime.instance(f"{info.sandbox_id}-g{info.generation}").memory_bytes = 2 << 30
+            clock.advance(9.0)
+
+        place.script.think = think
+        async with place.worker(node) as worker:
+            await worker.start(spec(kept(EnvironmentMode.AUTOMATIC)), episode_id=EPISODE)
+            await ended(worker)
+            said = [each.detail for each in await used(worker)]
+            assert await content(node) == "1\n2\n3\n4\n5\n"
+    chosen = [detail for detail in said if "costs least" in detail]
+    assert chosen == ["rebuilt costs least: 410 MiB·s of memory in a gap, against resident 18 GiB·s, paused 6.6 GiB·s"]
+    assert any(detail.startswith("bare, with the files of ep-modes.r2.") for detail in said)
+
+
+async def test_a_sandbox_that_cannot_be_paused_stays_with_a_word(tmp_path: Path) -> None:
+    place = Place(tmp_path, Script([[write(1)], [write(2)], [Submit()]]))
+    place.host.swap = None
+    info, text, events = await place.play(kept(EnvironmentMode.PAUSED))
+    assert (info.reason, text) == ("submitted", "1\n2\n")
+    kept_for = [each.detail for each in events if each.detail.startswith("it stays")]
+    assert len(kept_for) == 1, "what a host can never do is tried once"
+    assert "capability_missing" in kept_for[0]

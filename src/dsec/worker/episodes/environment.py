@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 import anyio
 from anyio.abc import TaskGroup
 
-from dsec.base.errors import DsecError, HookFailedError
+from dsec.base.errors import DsecError, HookFailedError, InvalidStateError, NotFoundError
 from dsec.base.units import GIB
 from dsec.episode.environment_choice import EnvironmentChoice, EnvironmentPrices, choose_environment
 from dsec.episode.environment_lead import lead, wait_after_hearing_s
@@ -199,7 +199,7 @@ class KeptEnvironment:
         if self._is_used:
             await self._measure()
             self._habits.learn(self._context.spec, self.times)
-            self._choose()
+            await self._choose()
             self._save_now_and_then(record)
             if not self._is_plain and record.workspace_after:
                 self._begin_gap(record.workspace_after)
@@ -214,12 +214,15 @@ class KeptEnvironment:
         if read.processes is not None:
             self.times = self.times.with_processes(left=read.processes > self._sandbox.processes)
 
-    def _choose(self) -> None:
-        if self._spec.mode is EnvironmentMode.AUTOMATIC:
-            self.choice = choose_environment(
-                self.times, current=self.mode, prices=self._prices, impossible=self._keepings.impossible
-            )
+    async def _choose(self) -> None:
+        if self._spec.mode is not EnvironmentMode.AUTOMATIC:
+            return
+        self.choice = choose_environment(
+            self.times, current=self.mode, prices=self._prices, impossible=self._keepings.impossible
+        )
+        if self.choice.mode is not self.mode:
             self.mode = self.choice.mode
+            await self._say(self.choice.reason)
 
     def _save_now_and_then(self, record: RoundRecord) -> None:
         """Save the files of a round in the store, beside everything else, if it is time to."""
@@ -378,12 +381,18 @@ class KeptEnvironment:
         await self._stop_gap()
         if self._spec.keep or self._spec.sandbox_id:
             if not self._spec.sandbox_id and not await self._sandbox.find():
-                await self._sandbox.bring_back(self._context.progress.workspace)
+                await self._bring_back_to_stay(self._context.progress.workspace)
             return
         await remove_episode_sandboxes(self._context)
         if self._spec.snapshot_rounds:
             with suppress(DsecError):  # The store may be away; what is in it costs room and nothing else.
                 await self._sandbox.forget_snapshots((), newest=False)
+
+    async def _bring_back_to_stay(self, version: str) -> None:
+        """Make the sandbox that is to outlive the episode from its files, if they can be had. The episode is over."""
+        if version in await self._workspace.versions():
+            with suppress(InvalidStateError, NotFoundError):
+                await self._workspace.restore(version)
 
     async def _say(self, detail: str) -> None:
         """Begin a new stretch that says what went otherwise than it should."""
