@@ -22,6 +22,7 @@ from dsec.base.errors import (
     NodeUnavailableError,
     NotFoundError,
 )
+from dsec.cli import episode_parameters
 from dsec.cli.episode_specs import read_specs
 from dsec.cli.main import cli
 from dsec.episode.agent_calls import EditFile, Search, Submit, UnusableCall
@@ -379,6 +380,8 @@ def test_an_episode_is_started_and_watched_in_one_command(episode: Episode, port
 
 
 def test_ids_are_completed_from_a_worker_that_runs(one: Episode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode_parameters, "_COMPLETION_S", 30.0)
+
     def completed(worker: str) -> list[str]:
         arguments = ["episode", "--worker", worker, "show"]
         return [item.value for item in ShellComplete(cli, {}, "dsec", "_C").get_completions(arguments, "ep-")]
