@@ -7,7 +7,6 @@ be left but the one sandbox that was to stay.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import random
@@ -67,10 +66,7 @@ class EnvironmentCrashes(Crashes):
         draw = random.Random(f"environment {seed}")
         self._thinking = draw
         self.losses = draw.choice([0, 0, 1, 2])
-        plan = CrashPlan.drawn(seed)
-        if self.losses:  # A log that was cut short behind a state cannot say how files came to be.
-            plan = dataclasses.replace(plan, state_bytes=1 << 30)
-        super().__init__(plan, directory, enough_s=15.0)
+        super().__init__(CrashPlan.drawn(seed), directory, enough_s=15.0)
         environment = replace(
             self.spec.environment,
             mode=draw.choice([EnvironmentMode.REBUILT, EnvironmentMode.REBUILT, EnvironmentMode.PAUSED]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -49,6 +49,7 @@ from dsec.service.state import StateService
 from dsec.stores.episode_log_disk import Disk, HostDisk
 from dsec.stores.episode_log_group import GroupCommit
 from dsec.stores.episode_log_reading import read_episode_log
+from dsec.stores.episode_log_remote import read_stored_log
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.drive import EpisodeDrive
 from dsec.worker.episodes.environment import StandardEnvironments
@@ -70,7 +71,7 @@ from dsec.worker.grades import GradeBook
 
 _DESCRIPTORS = 16_384
 """A log takes two, a command or model that is waited for one each."""
-_TRIM_S = 10.0
+_TRIM_S = 30.0
 _KNOWN_S = 5.0
 """How long is waited, after the start, until the log of an episode is read, instead of saying that nothing is known."""
 _HOST_CLOCK = SystemClock()
@@ -217,13 +218,25 @@ class EpisodeWorker:
         """Learn from an episode that has ended, by the grade that it has now."""
         if self._recoveries is None or self._book is None:
             return
+        grade = self._book.get(episode_id)
+        passed = grade.passed if grade is not None else None
         async with self._learning:
-            grade = self._book.get(episode_id)
-            await self._recoveries.learn(episode_id, spec, grade.passed if grade is not None else None)
+            # Knowledge is worth less than the episodes that go on.
+            learn = partial(self._recoveries.learn, episode_id, spec, passed)
+            await self._running().beside(learn, lambda error: None)
 
     async def _recorded(self, episode_id: str) -> Sequence[RoundRecord]:
+        """Return the rounds of an episode; what was dropped here behind a whole state is read from the copy."""
         read = partial(read_episode_log, self._shelf.log_directory(episode_id), disk=self._disk)
-        return (await anyio.to_thread.run_sync(read)).rounds
+        content = await anyio.to_thread.run_sync(read)
+        if content.first == 1 or self._store is None:
+            return content.rounds
+        kept = content.rounds
+        first = kept[0].number if kept else content.progress.last_round + 1
+        with suppress(DsecError):  # Without it there is what there is here.
+            older = (await read_stored_log(self._store, episode_id)).rounds
+            return [*(record for record in older if record.number < first), *kept]
+        return kept
 
     def _running(self) -> WorkerParts:
         if self._parts is None:
