@@ -42,3 +42,19 @@ def test_what_cannot_be_pulled_is_said_with_its_code(tmp_path: Path) -> None:
     assert refused.returncode == 66
     assert "has no image" in refused.stderr
     assert _dsec(tmp_path / "there", url, "pull", "mine").returncode == 64
+
+
+def test_an_image_is_verified_in_the_words_of_its_parts(tmp_path: Path) -> None:
+    url = (tmp_path / "objects").as_uri()
+    store = LocalImageStore(tmp_path / "here/images")
+    digest = store.add_layer(make_tree(tmp_path / "tree", a="precious" * 2000))
+    store.add_image("mine:v1", [digest], ImageConfig(), source="test")
+    path, _ = store.stored_layer(digest)
+    store.close()
+    sound = _dsec(tmp_path / "here", url, "verify", "--image", "mine:v1", "--full")
+    assert sound.stdout.splitlines()[1] == "[layer-1] OK (hash matched)"
+    path.write_bytes(path.read_bytes().replace(b"precious", b"tampered"))
+    rotten = _dsec(tmp_path / "here", url, "verify", "--image", "mine:v1", "--full")
+    assert rotten.returncode == 70
+    assert "[layer-1] FAILED (hash mismatch, expected" in rotten.stdout
+    assert "advice: import or pull layer-1 again" in rotten.stdout

@@ -31,6 +31,7 @@ _EXISTING = click.Path(path_type=Path)
     context_settings=HELP_OPTIONS,
     lazy={
         "publish": Lazy("dsec.cli.image_sharing:publish", "Put an image into the object store, for other hosts."),
+        "verify": Lazy("dsec.cli.image_sharing:verify", "Check an image: manifest, layers, chunks."),
         "pull": Lazy("dsec.cli.image_sharing:pull", "Make a published image known here; its bytes come when touched."),
     },
 )

@@ -375,18 +375,25 @@ class LocalImageStore:
             StateCorruptedError: a layer is not what its digest says.
         """
         for info in self.get(name).layers:
-            with self._staging.directory() as work:
-                record = self._record(info.digest)
-                if record.format is LayerFormat.LAZY:
-                    found = directory_digest(self.mount_layers([info.digest])[0])[0]
-                else:
-                    found = layers.compute_digest(self._layers / hex_of(info.digest), record, work.path)
+            found = self.layer_content_digest(info.digest)
             if found != info.digest:
                 raise StateCorruptedError(
                     f"layer {info.digest} of image {name!r} does not verify",
                     detail=f"its content has the digest {found}",
                     resolution="remove the images that use it and import them again",
                 )
+
+    def layer_content_digest(self, digest: str) -> str:
+        """Read every byte of a stored layer, fetching those of a lazy one, and return the digest of what is there.
+
+        Raises:
+            StateCorruptedError: it cannot be read.
+        """
+        record = self._record(digest)
+        if record.format is LayerFormat.LAZY:
+            return directory_digest(self.mount_layers([digest])[0])[0]
+        with self._staging.directory() as work:
+            return layers.compute_digest(self._layers / hex_of(digest), record, work.path)
 
     @contextmanager
     def undone_on_failure(self, digests: Sequence[str]) -> Iterator[None]:

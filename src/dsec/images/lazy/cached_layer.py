@@ -162,11 +162,16 @@ class CachedLayer:
                 return
             yield position
 
-    def verify(self) -> list[int]:
-        """Read every chunk that is there, and forget and return those that are not what their names say."""
-        bad = [position for position in self._positions() if not self._is_sound(position)]
+    def verify(self) -> tuple[int, list[int]]:
+        """Read every chunk that is there, and forget those that are not what their names say.
+
+        Returns:
+            How many were read, and the numbers of those that were forgotten.
+        """
+        there = self._positions()
+        bad = [position for position in there if not self._is_sound(position)]
         self._forget(bad)
-        return bad
+        return len(there), bad
 
     def close(self) -> None:
         """Let go of the files, recording what can be. Idempotent."""

@@ -17,7 +17,7 @@ import msgspec
 from dsec.base.errors import NodeUnavailableError
 from dsec.images.durable import try_lock
 from dsec.images.layer_mounts import LazyLayers, NoLazyLayers
-from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Status, Unmount, receive, send
+from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Status, Unmount, Verify, receive, send
 from dsec.linux.mounts import mounts_under
 from dsec.linux.processes import ProcessIdentity
 from dsec.linux.userns import is_host_root
@@ -59,6 +59,11 @@ class LayerDaemon:
     def unmount(self, manifest_id: str) -> bool:
         """Unmount a layer; return False when something of it is open."""
         return self._ask(Unmount(manifest=manifest_id)).done
+
+    def verify(self, manifest_id: str, *, repair: bool = False) -> Answer:
+        """Read what is cached of a layer, mounting it first; forget what rotted, and with `repair` fetch it again."""
+        self.mount(manifest_id)
+        return self._ask(Verify(manifest=manifest_id, repair=repair))
 
     def revive(self) -> None:
         """Start the daemon where layers are mounted and it was killed; costs a round trip where there are some."""

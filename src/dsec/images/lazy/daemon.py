@@ -33,7 +33,7 @@ import msgspec
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.images.durable import try_lock
 from dsec.images.lazy.cache import DEFAULT_LIMIT_BYTES, LayerCache
-from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Status, Unmount, receive, send
+from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Status, Unmount, Verify, receive, send
 from dsec.images.lazy.fetching import LayerEvent
 from dsec.images.lazy.layer_mounts import LazyMounts
 from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
@@ -231,6 +231,12 @@ class _Door:
             return Answer(path=str(self._mounts.ensure(manifest)))
         if isinstance(request, Unmount):
             return Answer(done=self._mounts.unmount(request.manifest))
+        if isinstance(request, Verify):
+            checked, bad = self._mounts.verify(request.manifest)
+            if bad and request.repair:
+                self._server.bring(request.manifest, bad)
+                self._server.flush()
+            return Answer(pieces=checked, bad=tuple(bad))
         assert isinstance(request, Status)
         return Answer(
             mounted=tuple(sorted(self._mounts.mounted())),

@@ -35,11 +35,23 @@ class Unmount(_Tagged, frozen=True, tag="unmount"):
     manifest: str
 
 
+class Verify(_Tagged, frozen=True, tag="verify"):
+    """Read what is cached of a layer, and forget what is not what its name says.
+
+    Attributes:
+        manifest: name of its manifest.
+        repair: fetch again what was forgotten.
+    """
+
+    manifest: str
+    repair: bool = False
+
+
 class Status(_Tagged, frozen=True, tag="status"):
     """Tell what is served."""
 
 
-Request = Mount | Unmount | Status
+Request = Mount | Unmount | Verify | Status
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,6 +60,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         path: where a layer is mounted.
         done: whether it was unmounted; False: something of it is open.
+        pieces: chunks, and metadata, that were read.
+        bad: numbers of those that were forgotten; -1 is the metadata.
         mounted: names of the manifests of all mounted layers.
         fetched_bytes: content bytes that came from sources, since this server began.
         cached_bytes: content bytes of the cache.
@@ -57,6 +71,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     path: str = ""
     done: bool = False
+    pieces: int = 0
+    bad: tuple[int, ...] = ()
     mounted: tuple[str, ...] = ()
     fetched_bytes: int = 0
     cached_bytes: int = 0

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from dsec.base.errors import DsecError, StateCorruptedError
+from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.server import LayerServer
 from dsec.linux import loop, mounts
@@ -138,6 +138,28 @@ class LazyMounts:
             # Others read through the device: it must be found, and taken over, by whoever serves next.
             mounts.mount(device, target, "erofs", _FLAGS)
             return False
+
+    def verify(self, manifest_id: str) -> tuple[int, list[int]]:
+        """Read what is here of a mounted layer; forget what is not what its name says, so that it is fetched again when
+        it is read. Return how much was read, and the numbers of what was forgotten.
+
+        What the kernel has in its page cache it goes on using.
+
+        Raises:
+            ObjectNotFoundError: the layer is not mounted.
+        """
+        with self._lock:
+            device = self._devices().get(manifest_id)
+            if device is None:
+                raise ObjectNotFoundError(f"layer {manifest_id[:12]} is not mounted")
+            layer = self._server.layer(manifest_id)
+        checked, bad = layer.verify()
+        if bad:
+            with self._lock:
+                # The kernel may read the local file itself, where it would go on finding what was just forgotten.
+                self._server.reopen(manifest_id)
+                loop.change_file(device, self._server.mount.target / manifest_id)
+        return checked, bad
 
     def mounted(self) -> frozenset[str]:
         """Return the names of the manifests whose layers are mounted now."""

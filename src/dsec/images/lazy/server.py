@@ -135,6 +135,10 @@ class LayerServer:
         """Return a layer that is shown."""
         return self._layers[manifest_id]
 
+    def reopen(self, manifest_id: str) -> None:
+        """Take back that a layer is complete: something of it was lost, and `on_complete` is called again one day."""
+        self._complete.discard(manifest_id)
+
     def bring(self, manifest_id: str, positions: Sequence[int]) -> None:
         """Fetch chunks of a layer that is shown, before anybody reads them. Raises as `show`."""
         self._portal.call(self._fetcher.bring, self._layers[manifest_id], positions)
