@@ -25,7 +25,7 @@ from dsec.worker.episodes.spill import Place, Spill
 DEFAULT_WINDOW_BYTES = 1 * MIB
 _RECORD_BYTES = 1 * KIB
 """About what a round takes beside its texts."""
-_MEMORY_BYTES = 16 * KIB
+_MEMORY_BYTES = 48 * KIB
 """Of packed rounds that stay in memory where there is a file for the others."""
 _ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(RoundRecord)
 _FASTEST = 1
@@ -112,16 +112,29 @@ class RoundWindow(Sequence[RoundRecord]):
         if isinstance(packed, tuple):
             assert self._spill is not None
             packed = self._spill.get(packed)
-        return _DECODER.decode(zlib.decompress(packed))
+        return _unpacked(packed)
+
+    def _all_packed(self) -> list[bytes]:
+        """Return all rounds; those that were put away lie one behind the other, and are read at once."""
+        away = [kept.packed for kept in self._kept if isinstance(kept.packed, tuple)]
+        if not away:
+            return [kept.packed for kept in self._kept if isinstance(kept.packed, bytes)]
+        assert self._spill is not None
+        first, end = away[0][0], sum(away[-1])
+        data = self._spill.get((first, end - first))
+        return [
+            kept.packed if isinstance(kept.packed, bytes) else data[kept.packed[0] - first : sum(kept.packed) - first]
+            for kept in self._kept
+        ]
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __iter__(self) -> Iterator[RoundRecord]:
-        return (self._read(kept) for kept in tuple(self._kept))
+        return map(_unpacked, self._all_packed())
 
     def __reversed__(self) -> Iterator[RoundRecord]:
-        return (self._read(kept) for kept in reversed(tuple(self._kept)))
+        return map(_unpacked, reversed(self._all_packed()))
 
     @overload
     def __getitem__(self, place: int) -> RoundRecord: ...
@@ -131,8 +144,12 @@ class RoundWindow(Sequence[RoundRecord]):
 
     def __getitem__(self, place: int | slice) -> RoundRecord | Sequence[RoundRecord]:
         if isinstance(place, slice):
-            return [self._read(kept) for kept in tuple(self._kept)[place]]
+            return [self._read(kept) for kept in list(self._kept)[place]]
         return self._read(self._kept[place])
+
+
+def _unpacked(packed: bytes) -> RoundRecord:
+    return _DECODER.decode(zlib.decompress(packed))
 
 
 def _size(record: RoundRecord) -> int:

@@ -33,6 +33,7 @@ from dsec.episode.identity import check_episode_id
 from dsec.episode.log_events import Verdict
 from dsec.episode.operations import RoundRecord
 from dsec.episode.spec import (
+    AgentPolicy,
     EpisodeEvent,
     EpisodeFilter,
     EpisodeGrade,
@@ -40,8 +41,9 @@ from dsec.episode.spec import (
     EpisodeSpec,
     EpisodeState,
     ModelEndpoint,
+    PluginPolicy,
 )
-from dsec.episode.spec_check import check_spec_values
+from dsec.episode.spec_check import MAXIMUM_REASON_BYTES, check_length, check_spec_values
 from dsec.episode.tools import ToolResult
 from dsec.linux.malloc import give_freed_memory_back, trim
 from dsec.service.port import SandboxService
@@ -65,6 +67,7 @@ from dsec.worker.episodes.ports import (
     RecoveryStrategy,
 )
 from dsec.worker.episodes.recoveries import Recoveries
+from dsec.worker.episodes.results import bounded_result
 from dsec.worker.episodes.shelf import SPEC_VERSION, KeptSpec, Shelf
 from dsec.worker.episodes.watching import watch
 from dsec.worker.grades import GradeBook
@@ -373,6 +376,7 @@ class EpisodeWorker:
 
     async def steer(self, episode_id: str, message: str, *, by: str = "") -> EpisodeInfo:
         """See the port."""
+        check_length("the name of who says it", by)
         await self._live(episode_id).steer(message, by)
         return self._info(episode_id)
 
@@ -383,11 +387,15 @@ class EpisodeWorker:
 
     async def resume(self, episode_id: str, *, model: ModelEndpoint | None = None) -> EpisodeInfo:
         """See the port."""
-        await self._live(episode_id).resume(model)
+        drive = self._live(episode_id)
+        if model is not None:
+            check_spec(with_model(drive.spec, model), self._policies)
+        await drive.resume(model)
         return self._info(episode_id)
 
     async def cancel(self, episode_id: str, *, reason: str = "") -> EpisodeInfo:
         """See the port."""
+        check_length("the reason", reason, MAXIMUM_REASON_BYTES)
         self._info(episode_id)
         if (drive := self._drives.get(episode_id)) is not None:
             await drive.cancel(reason)
@@ -397,12 +405,15 @@ class EpisodeWorker:
         self, episode_id: str, operation_id: str, verdict: Verdict, *, result: ToolResult | None = None, by: str = ""
     ) -> EpisodeInfo:
         """See the port."""
+        check_length("the name of who says it", by)
+        result = bounded_result(result) if result is not None else None
         await self._live(episode_id).settle(operation_id, verdict, result, by)
         return self._info(episode_id)
 
     async def grade(self, episode_id: str, grade: EpisodeGrade) -> EpisodeInfo:
         """See the port."""
         assert self._book is not None
+        check_length("the name of who says it", grade.by)
         if self._info(episode_id).state is not EpisodeState.ENDED:
             raise InvalidStateError(f"{episode_id} has not ended", resolution="grade it when it has")
         await self._book.grade(episode_id, grade, at_s=self._clock.wall_s())
@@ -455,6 +466,21 @@ def check_spec(spec: EpisodeSpec, policies: PolicyFactory) -> None:
     check = getattr(policies, "check", None)
     if check is not None:
         check(spec)
+
+
+def with_model(spec: EpisodeSpec, model: ModelEndpoint) -> EpisodeSpec:
+    """Return what an episode would be asked to be, did another model decide.
+
+    Raises:
+        InvalidRequestError: no model decides it.
+    """
+    match spec.policy:
+        case AgentPolicy():
+            return replace(spec, policy=replace(spec.policy, model=model))
+        case PluginPolicy():  # May ask whom it is told.
+            return spec
+        case _:
+            raise InvalidRequestError("no model decides this episode", resolution="resume it without one")
 
 
 def matches(info: EpisodeInfo, query: EpisodeFilter) -> bool:
