@@ -6,12 +6,14 @@ import os
 import select
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import anyio.to_thread
 import pytest
 
-from dsec.images.lazy.client import LayerDaemon
+from dsec.images.durable import try_lock
+from dsec.images.lazy.client import LayerDaemon, end_daemon
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.store import LocalImageStore
 from dsec.linux.processes import ProcessIdentity
@@ -52,6 +54,12 @@ def _wait_gone(pid: int) -> None:
         os.close(descriptor)
 
 
+def _wait_held(lock: Path) -> None:
+    while (descriptor := try_lock(lock)) is not None:
+        os.close(descriptor)
+        time.sleep(0.02)
+
+
 async def test_a_sandbox_of_a_pulled_image_outlives_its_node_and_who_serves_its_layers(state_dir: Path) -> None:
     objects = await _pulled(state_dir)
     settings = NodeSettings(state_dir=str(state_dir), store=objects.url)
@@ -65,6 +73,10 @@ async def test_a_sandbox_of_a_pulled_image_outlives_its_node_and_who_serves_its_
         before = daemon.status()
         os.kill(before.keeper_pid, signal.SIGKILL)
         await anyio.to_thread.run_sync(_wait_gone, before.pid)
+        # The node sees that nobody serves its layers any more, and starts another.
+        await anyio.to_thread.run_sync(_wait_held, state_dir / "images/lazy/keeper.lock")
+        assert await _said(node, box, "cat /bin/dd | wc -c || true; echo some") != ""
+    await anyio.to_thread.run_sync(end_daemon, state_dir / "images/lazy")
     async with open_node(settings) as node:
         assert daemon.status().keeper_pid != before.keeper_pid
         assert await _said(node, box, "cat /bin/* | wc -c 2>/dev/null || cat /bin/* > /dev/null; echo all") == "all\n"

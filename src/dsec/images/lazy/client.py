@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -66,7 +68,11 @@ class LayerDaemon:
         return self._ask(Verify(manifest=manifest_id, repair=repair))
 
     def revive(self) -> None:
-        """Start the daemon where layers are mounted and it was killed; costs a round trip where there are some."""
+        """Start the daemon where layers are mounted and it was killed; while it lives this costs a look at its lock."""
+        lock = self._root / "keeper.lock"
+        if not lock.exists() or (descriptor := try_lock(lock)) is None:
+            return
+        os.close(descriptor)
         if any(entry.kind == "erofs" for entry in mounts_under(self._root / "mounts")):
             with contextlib.suppress(NodeUnavailableError):
                 self.status()
@@ -136,6 +142,25 @@ def lazy_layers(images: Path, store_url: str) -> LazyLayers:
         store_url: the object store that layers come from.
     """
     return LayerDaemon(images.absolute() / LAZY, store_url) if is_host_root() else NoLazyLayers()
+
+
+@contextlib.contextmanager
+def looked_after(lazy: LazyLayers, interval_s: float = 2.0) -> Iterator[None]:
+    """Revive who serves lazy layers, whenever that was killed, for the duration of the block; from a thread."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(interval_s):
+            with contextlib.suppress(OSError):  # Out of descriptors or memory at the moment: it looks again.
+                lazy.revive()
+
+    thread = threading.Thread(target=look, name="lazy-layers", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def end_daemon(root: Path) -> None:
