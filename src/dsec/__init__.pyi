@@ -7,6 +7,7 @@ from dsec.base.errors import (
     BackendFailedError as BackendFailedError,
 )
 from dsec.base.errors import (
+    BackendRefusedError as BackendRefusedError,
     BackendTimeoutError as BackendTimeoutError,
 )
 from dsec.base.errors import (

@@ -13,7 +13,7 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from dsec.base.errors import BackendFailedError, BackendTimeoutError, InvalidRequestError
+from dsec.base.errors import BackendFailedError, BackendRefusedError, BackendTimeoutError, InvalidRequestError
 from dsec.episode.agent_calls import Submit, UnusableCall
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity, operation_id
 from dsec.episode.operations import ModelDecision, Operation, RoundRecord
@@ -184,10 +184,11 @@ async def test_a_service_that_comes_back_is_heard_and_the_tries_are_counted() ->
 async def test_a_refusal_is_not_asked_again_and_says_what_the_service_said() -> None:
     body = b"HTTP/1.1 400 Bad\r\ncontent-length: 8\r\n\r\nno model"
     async with served(says(body)) as (model, service):
-        with pytest.raises(BackendFailedError, match="answered 400") as raised:
+        with pytest.raises(BackendRefusedError, match="answered 400") as raised:
             await model.answer(ASK)
     assert len(service.asked) == 1
     assert raised.value.detail == "no model"
+    assert not raised.value.retryable
 
 
 @pytest.mark.parametrize(

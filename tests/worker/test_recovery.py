@@ -223,6 +223,16 @@ async def test_a_service_that_fails_is_asked_again_and_then_another_model(tmp_pa
     assert reasons[0].startswith("model_failed: ")
 
 
+async def test_what_a_service_refuses_is_not_waited_for_but_given_to_another_model_or_stopped_at_once(
+    tmp_path: Path,
+) -> None:
+    other = await play(tmp_path, [Refuses(400)], [submit()])
+    assert (other.info.reason, other.changed) == ("submitted", ["big"])
+    alone = await play(tmp_path / "b", [Refuses(401)], stronger=False)
+    assert (alone.info.state, alone.info.error_code) == (EpisodeState.STOPPED, "backend_refused")
+    assert sum(isinstance(event, ModelFailed) for event in alone.events) == 1
+
+
 async def test_a_service_that_is_gone_stops_the_loop_and_ends_nothing(tmp_path: Path) -> None:
     played = await play(tmp_path, [Breaks()], stronger=False)
     assert (played.info.state, played.info.error_code) == (EpisodeState.STOPPED, "backend_failed")

@@ -48,7 +48,8 @@ Every error that leaves a public function of DSec is one of these. Each says in 
         ├── GatewayBusyError
         │   └── RateLimitedError
         ├── BackendFailedError
-        │   └── BackendTimeoutError
+        │   ├── BackendRefusedError
+    │   └── BackendTimeoutError
         ├── OutsideUnavailableError
         └── UnknownOutcomeError
 """
@@ -465,6 +466,13 @@ class BackendFailedError(PlatformError):
     code = "backend_failed"
     exit_code = 69
     http_status = 502
+
+
+class BackendRefusedError(BackendFailedError):
+    """A model service refused what it was asked: a wrong key, no such model, too long a conversation."""
+
+    code = "backend_refused"
+    retryable = False
 
 
 class BackendTimeoutError(BackendFailedError):

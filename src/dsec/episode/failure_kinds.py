@@ -144,7 +144,7 @@ def failure_of_end(error_code: str, *, passed: bool | None) -> FailureKind | Non
             return FailureKind.CHECK_FAILED
         case "stuck" | "tools_failed" | "model_failed":
             return FailureKind(error_code)
-        case "backend_failed" | "backend_timeout":
+        case "backend_failed" | "backend_refused" | "backend_timeout":
             return FailureKind.MODEL_FAILED
         case "":
             return FailureKind.CHECK_FAILED if passed is False else None

@@ -11,14 +11,14 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import anyio
 import httptools
 import msgspec
 from anyio.abc import ByteStream
 
-from dsec.base.errors import BackendFailedError, BackendTimeoutError, InvalidRequestError
+from dsec.base.errors import BackendFailedError, BackendRefusedError, BackendTimeoutError, InvalidRequestError
 from dsec.base.units import KIB, MIB
 from dsec.episode.operations import TokenUsage
 from dsec.episode.retry import next_delay_s
@@ -65,10 +65,6 @@ class ChatSettings:
     silence_s: float = 120.0
     maximum_bytes: int = MAXIMUM_ANSWER_BYTES
     backoff_s: Sequence[float] = (1.0, 4.0, 15.0)
-
-
-class _RefusedError(BackendFailedError):
-    """The service refused what it was asked; asking again changes nothing."""
 
 
 class _BusyError(BackendFailedError):
@@ -129,6 +125,24 @@ class _Reply:
         return body
 
 
+def _parsed(url: str) -> tuple[SplitResult, int | None]:
+    """Take a URL apart; it becomes a line of a request as it is."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise _no_url(url) from error
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise _no_url(url)
+    return parts, port
+
+
+def _no_url(url: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{url[:200]!r} is no URL of a chat endpoint", resolution="it looks like http://127.0.0.1:8000/v1"
+    )
+
+
 class HttpChatModel:
     """Implements `dsec.worker.chat.port.ChatModel` over HTTP.
 
@@ -137,17 +151,15 @@ class HttpChatModel:
     """
 
     def __init__(self, settings: ChatSettings) -> None:
-        parts = urlsplit(settings.url)
+        parts, port = _parsed(settings.url)
         if not settings.key.isprintable():
             raise InvalidRequestError("the key of the chat endpoint holds what no header can", resolution="trim it")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequestError(
-                f"{settings.url!r} is no URL of a chat endpoint", resolution="it looks like http://127.0.0.1:8000/v1"
-            )
+            raise _no_url(settings.url)
         self._settings = settings
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname
-        self._port = parts.port or (443 if self._tls else 80)
+        self._port = port or (443 if self._tls else 80)
         self._netloc = parts.netloc.rpartition("@")[2]
         self._base = parts.path.rstrip("/")
         self._name = settings.model
@@ -161,10 +173,9 @@ class HttpChatModel:
                 if not self._name:
                     self._name = await self.first_listed()
                 answer = await self._ask(request)
-            except _RefusedError as error:
-                refused = BackendFailedError(error.brief, detail=error.detail, resolution=error.resolution)
-                _count(refused, add_usage(used, used_in_vain(error)))
-                raise refused from error
+            except BackendRefusedError as error:
+                _count(error, add_usage(used, used_in_vain(error)))
+                raise
             except BackendFailedError as error:
                 used = add_usage(used, used_in_vain(error))
                 delay_s = next_delay_s(tries, backoff_s=self._settings.backoff_s)
@@ -235,7 +246,7 @@ class HttpChatModel:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             names = []
         if not names:
-            raise _RefusedError(
+            raise BackendRefusedError(
                 f"{self._settings.url} lists no model", resolution="give the name of the model that is to be asked"
             )
         return names[0]
@@ -337,7 +348,7 @@ class HttpChatModel:
     def _check_status(self, status: int, body: bytes, after_s: float) -> None:
         if status == 200:
             return
-        kind = _BusyError if status in (408, 409, 425, 429) or status >= 500 else _RefusedError
+        kind = _BusyError if status in (408, 409, 425, 429) or status >= 500 else BackendRefusedError
         error = kind(
             f"{self._settings.url} answered {status}",
             detail=body[:500].decode(errors="replace"),

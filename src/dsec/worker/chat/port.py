@@ -62,7 +62,8 @@ class ChatModel(Protocol):
         """Return an answer, in bounded time and size.
 
         Raises:
-            BackendFailedError: the service failed, refused or sent what is no answer, also when asked again.
+            BackendFailedError: the service failed or sent what is no answer, also when asked again.
+            BackendRefusedError: it refused; asking again changes nothing.
             BackendTimeoutError: it did not answer in time, also when asked again.
         """
 

@@ -88,7 +88,9 @@ class TreeRecovery:
         if not self._ladder or not isinstance(error, BackendFailedError):
             return None
         kind = FailureKind.MODEL_FAILED
-        decision = self._decide(situation, kind, situation.failures - 1)
+        # What was refused is refused again, whatever time passes; another model may take it.
+        repairs = situation.failures - 1 if error.retryable else self._spec.recovery.repairs
+        decision = self._decide(situation, kind, repairs)
         match decision.step:
             case Step.REPAIR:
                 return GoOn(after_s=self._waits_s[min(situation.failures, len(self._waits_s)) - 1])
