@@ -17,6 +17,9 @@ from dsec.base.errors import CapabilityMissingError, ExternalCommandError
 Progress = Callable[[str], None]
 """Takes one line for people to read."""
 
+_OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
+"""A program that mounts the host's /proc and /sys into a directory of ours may be killed, and whoever then removes the
+directory must not walk into them."""
 _TAIL_LINES = 40
 _MAX_LINE_BYTES = 4096
 
@@ -34,6 +37,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     keep_fds: Sequence[int] = (),
+    own_mounts: bool = False,
 ) -> None:
     """Run a program to its end, passing each line it says to `progress`.
 
@@ -43,6 +47,7 @@ def run(
         stdout: file for its output; None: its output counts as progress, like its stderr.
         env: its whole environment; None: ours.
         keep_fds: descriptors that it and its children keep open: locks that must outlive a killed caller.
+        own_mounts: what it mounts is seen by it and its children alone, and gone with them; asks for root.
 
     Raises:
         CapabilityMissingError: the program is not installed.
@@ -51,7 +56,7 @@ def run(
     if shutil.which(argv[0]) is None:
         raise CapabilityMissingError(f"{argv[0]} is not installed", resolution=f"install the Debian package {package}")
     process = subprocess.Popen(
-        [*_die_with_us(), *argv],
+        [*_die_with_us(), *(_OWN_MOUNTS if own_mounts else ()), *argv],
         stdin=subprocess.DEVNULL,
         stdout=stdout if stdout is not None else subprocess.PIPE,
         stderr=subprocess.PIPE if stdout is not None else subprocess.STDOUT,

@@ -56,6 +56,7 @@ def import_debian(store: LocalImageStore, request: ImportRequest, recipe: Debian
             progress=request.progress,
             env=_environment(work.path),
             keep_fds=(work.lock_fd,),
+            own_mounts=os.geteuid() == 0,
         )
         told = request.source or f"Debian {release}: {', '.join(recipe.packages)}"
         return import_rootfs_tar(store, replace(request, path=target, source=told))
