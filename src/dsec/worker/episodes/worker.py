@@ -89,6 +89,8 @@ def only_sandbox(context: LifeContext, sandbox: Hands) -> Hands:
 class EpisodeWorker:
     """Implements `dsec.service.episodes.EpisodeService`; an async context manager.
 
+    Entering raises the process's limit of open files, and tells its allocator to give memory back.
+
     Args:
         directory: of the worker (docs/formats/worker.md).
         service, state: where sandboxes are.
