@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -61,7 +63,7 @@ def place(directory: Path, store: object, system: SlowOutside, host: MemoryHost 
     def hands(context: LifeContext, sandbox: Hands) -> Hands:
         return OutsideHands(sandbox, {"pay": tool}, epoch=context.epoch)
 
-    policies = Policies(tools=lambda spec: ToolSet((), outside={"pay": Effect.ASKED}))
+    policies = Policies(tools=lambda spec: ToolSet((), outside={"pay": system.effect}))
     options = {"hands": hands, "policies": policies}
     return MemoryWorker(directory, host=host or MemoryHost(), store=store, options=options)  # type: ignore[arg-type]
 
@@ -98,11 +100,56 @@ async def test_a_worker_that_knows_of_fewer_epochs_than_the_one_it_follows_is_th
     uploads_nothing = FaultyObjectStore(objects, Faults(fails=lambda action, key: action == "put" and "/log/" in key))
     epochs: list[int] = []
     for name, store in [("first", uploads_nothing)] * 3 + [("second", objects)]:
-        system = SlowOutside(MemoryLedger(), is_slow=True, outlives_sender=False)
-        where = place(tmp_path / name, store, system, host)
+        lives = anyio.Event()
+        where = place(tmp_path / name, store, SlowOutside(MemoryLedger(), is_slow=True, outlives_sender=False), host)
+        where.options["hands"] = partial(noted, epochs, lives)
         async with where.node() as node, where.worker(node) as worker:
             await worker.start(SPEC, episode_id=EPISODE)
-            await system.is_sent.wait()
-        epochs += system.epochs
+            await lives.wait()
     assert len(epochs) == 4
     assert epochs == sorted(set(epochs)), "each worker is newer than all before it"
+
+
+def noted(epochs: list[int], lives: anyio.Event, context: LifeContext, sandbox: Hands) -> Hands:
+    """Hands that are never used; what they would tell a system outside is noted."""
+    epochs.append(context.epoch)
+    lives.set()
+    return sandbox
+
+
+@pytest.mark.slow
+async def test_who_takes_an_episode_over_knows_what_was_begun_on_the_host_that_is_lost(tmp_path: Path) -> None:
+    """The operation must not run twice, and its host is gone behind the effect: nobody knows, somebody is asked."""
+    ledger, objects = MemoryLedger(), MemoryObjectStore()
+    store = FaultyObjectStore(objects)
+    slow, quick = SlowOutside(ledger, is_slow=True), SlowOutside(ledger, is_slow=False)
+    slow.effect = quick.effect = Effect.ONCE
+    first = place(tmp_path / "first", store, slow)
+    second = place(tmp_path / "second", objects, quick, first.host)
+    async with first.node() as node, first.worker(node) as one:
+        await one.start(SPEC, episode_id=EPISODE)
+        await slow.is_sent.wait()
+        store.faults = Faults(fails=lambda action, key: True)
+        slow.arrives.set()
+        async with second.worker(node) as two:
+            await two.start(SPEC, episode_id=EPISODE)
+            await until(two, lambda info: info.state in (EpisodeState.WAITING, EpisodeState.ENDED))
+            assert (await two.get(EPISODE)).state is EpisodeState.WAITING
+        assert ledger.done.total() == 1
+        store.faults = Faults()
+
+
+async def test_nothing_that_must_not_run_twice_begins_while_the_store_is_gone(tmp_path: Path) -> None:
+    ledger = MemoryLedger()
+    store = FaultyObjectStore(MemoryObjectStore(), Faults(fails=lambda action, key: action == "put" and "/log/" in key))
+    system = SlowOutside(ledger, is_slow=False)
+    where = place(tmp_path / "worker", store, system)
+    where.settings = replace(where.settings, announce_s=0.02, backoff_s=())
+    async with where.node() as node, where.worker(node) as worker:
+        await worker.start(SPEC, episode_id=EPISODE)
+        await until(worker, lambda info: info.state is EpisodeState.STOPPED)
+        assert not system.epochs
+        store.faults = Faults()
+        await worker.resume(EPISODE)
+        await until(worker, lambda info: info.state is EpisodeState.ENDED)
+    assert ledger.done.total() == 1

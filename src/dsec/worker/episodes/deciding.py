@@ -68,6 +68,8 @@ class Around:
         make_policy: makes who decides when another model takes over; None: none can.
         window_bytes: of rounds that are kept in memory.
         elapsed_s: how long the episode has gone on; None: what its log says.
+        announced: called behind an announcement and in front of its effect; what it raises as `OutsideUnavailableError`
+            keeps the effect from happening.
         after_commit: called between rounds, once one is committed.
     """
 
@@ -78,6 +80,7 @@ class Around:
     make_policy: MakePolicy | None = None
     window_bytes: int = DEFAULT_WINDOW_BYTES
     elapsed_s: Callable[[], float] | None = None
+    announced: Callable[[], Awaitable[None]] | None = None
     after_commit: Callable[[RoundWindow], Awaitable[None]] | None = None
 
 

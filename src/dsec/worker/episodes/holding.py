@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from dsec.base.errors import DsecError, NotFoundError
+from dsec.base.errors import DsecError, NotFoundError, OutsideUnavailableError
 from dsec.episode.durability import Durability
 from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_content import LogContent
@@ -90,6 +90,23 @@ class Holding:
         with anyio.move_on_after(timeout_s):
             await self.uploader.wait_whole()
         return self.uploader.is_whole
+
+    async def publish(self) -> None:
+        """Wait until the store has all that is saved, an announcement among it: whoever takes the episode over when
+        this host is lost has to know what may have happened outside. Without a store nobody can take it over.
+
+        Raises:
+            OutsideUnavailableError: the store does not take it. Its effect must not happen.
+        """
+        if self.uploader is None:
+            return
+        with anyio.move_on_after(self._parts.settings.announce_s):
+            await self.uploader.wait_whole()
+            return
+        raise OutsideUnavailableError(
+            "the store did not take an announcement in time, so that what it announces was not begun",
+            resolution="it is tried again; look at the store",
+        )
 
     async def aclose(self) -> None:
         """Let go; never fails. What is not copied is copied when the log is opened again."""

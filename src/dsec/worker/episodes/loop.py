@@ -380,6 +380,8 @@ class EpisodeLoop:
             events.append(RoundDecided(number=number, decision=decision, workspace=self._progress.workspace))
         running = OperationsRunning(number=number, operations=(operation.operation_id,), attempt=attempt)
         await self._log.announce(*events, running)
+        if self._around.announced is not None:
+            await self._around.announced()
 
     async def _finish(self, operation: Operation, result: ToolResult, attempt: int) -> _Outcome:
         outcome = _Outcome(result=bounded_result(result), attempts=attempt)

@@ -42,6 +42,7 @@ class WorkerSettings:
         uploads_at_once: puts to the store under way, of all episodes together.
         upload: how a log is copied.
         upload_wait_s: how long an ended episode, or the end of the worker, waits for the copy.
+        announce_s: how long an operation that must not run twice waits until the store has its announcement.
         state_bytes: a log that has grown so much since its last whole state is given one, once all of it is uploaded.
         steering_bytes: of one thing that an episode is told.
         segment_bytes: of a log.
@@ -59,6 +60,7 @@ class WorkerSettings:
     uploads_at_once: int = 16
     upload: UploadSettings = field(default_factory=UploadSettings)
     upload_wait_s: float = 10.0
+    announce_s: float = 60.0
     state_bytes: int = 8 * MIB
     steering_bytes: int = 64 * KIB
     segment_bytes: int = DEFAULT_SEGMENT_BYTES
