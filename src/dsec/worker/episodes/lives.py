@@ -142,6 +142,7 @@ class Life:
                 make_policy=self._make_policy,
                 window_bytes=window_bytes(self._spec),
                 elapsed_s=self._stopwatch.elapsed_s,
+                announced=self._holding.publish,
                 after_commit=self._after_commit,
             ),
             clock=self._parts.clock,
