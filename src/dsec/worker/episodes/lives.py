@@ -259,6 +259,7 @@ class Life:
         )
         if self._holding.uploader is None or size_bytes < self._state_bytes or self._progress.open is not None:
             return
+        await log.flush()  # Only what is saved is uploaded, and other modes than each round save later.
         if not await self._holding.wait_uploaded(1.0):
             self._state_bytes = size_bytes + _STATE_TRIES_BYTES
             return
