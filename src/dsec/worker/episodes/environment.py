@@ -129,6 +129,7 @@ class KeptEnvironment:
         finally:
             with anyio.move_on_after(CLEAN_UP_S, shield=True), suppress(DsecError):  # A log that failed takes no more.
                 await self._meter.end()
+                await self._meter.flush()
 
     async def _learn(self) -> None:
         """Take in what earlier lives saw, where it decides anything."""
@@ -169,6 +170,7 @@ class KeptEnvironment:
             DsecError: the sandbox could not be brought back, or not be made ready for a tool.
         """
         tools, self._called_s = tools_of(decision), self._now_s()
+        await self._meter.flush()
         if self._gap_began_s is not None:
             self.times = self.times.seen(thinking_s=self._called_s - self._gap_began_s)
             self._gap_began_s = None
@@ -203,6 +205,7 @@ class KeptEnvironment:
             self._save_now_and_then(record)
             if not self._is_plain and record.workspace_after:
                 self._begin_gap(record.workspace_after)
+        await self._meter.flush()
         self._gap_began_s = self._now_s()
 
     async def _measure(self) -> None:
@@ -375,6 +378,7 @@ class KeptEnvironment:
         if self.sandbox_id:
             await self._context.service.resume(self.sandbox_id)
             await self._meter.turn(self.sandbox_id, EnvironmentKind.RESIDENT)
+            await self._meter.flush()
 
     async def remove(self) -> None:
         """Take every sandbox and snapshot of the episode away; what is to stay is there when this returns."""

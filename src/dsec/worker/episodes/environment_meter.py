@@ -1,9 +1,10 @@
 """What an episode's environment uses, in stretches of time: each ends where the way in which it is kept changes.
 
 Memory is read at both ends of a stretch, and its integral taken as if it had grown evenly in between; a preparation
-counts from its start with all that stands at its end, as the formulas have it. Durations are of
-a clock that nobody sets; the wall clock says only when a stretch began. A reading that cannot be had counts as nothing,
-and the next operation says what is wrong with the sandbox.
+counts from its start with all that stands at its end, as the formulas have it. What happens beside the loop is written
+down when the loop comes by (`flush`): nothing may come between a log and a whole state that stands for it. Durations
+are of a clock that nobody sets; the wall clock says only when a stretch began. A reading that cannot be had counts as
+nothing, and the next operation says what is wrong with the sandbox.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class EnvironmentMeter:
     def __init__(self, context: LifeContext) -> None:
         self._context = context
         self._stretch: _Stretch | None = None
+        self._pending: list[EnvironmentUsed] = []
 
     async def turn(
         self,
@@ -93,7 +95,7 @@ class EnvironmentMeter:
             memory_byte_s=round(memory_bytes * took_s / 2),
             detail=detail,
         )
-        await self._note(used)
+        self._note(used)
 
     async def _read(self, sandbox_id: str) -> SandboxStats | None:
         try:
@@ -111,7 +113,7 @@ class EnvironmentMeter:
         # The account of processors begins anew with each rollback.
         kind = closing or stretch.kind
         spent_s = cpu_s - stretch.cpu_s if cpu_s >= stretch.cpu_s else cpu_s
-        await self._note(
+        self._note(
             EnvironmentUsed(
                 sandbox_id=stretch.sandbox_id,
                 kind=kind,
@@ -123,11 +125,16 @@ class EnvironmentMeter:
             )
         )
 
-    async def _note(self, used: EnvironmentUsed) -> None:
-        """Write down what promises nothing. Where the log takes no more, whoever commits the next round hears of it."""
-        if self._context.progress.ended is None:
-            with suppress(DsecError):
-                await self._context.note(used)
+    def _note(self, used: EnvironmentUsed) -> None:
+        self._pending.append(used)
+
+    async def flush(self) -> None:
+        """Write down what was seen. It promises nothing: where the log takes no more, whoever commits hears of it."""
+        pending, self._pending = self._pending, []
+        for used in pending:
+            if self._context.progress.ended is None:
+                with suppress(DsecError):
+                    await self._context.note(used)
 
 
 def _held_bytes(kind: EnvironmentKind, begin_bytes: int, end_bytes: int) -> float:
