@@ -316,7 +316,19 @@ async def test_a_service_that_is_not_there_is_a_failure_of_ours() -> None:
         await model.answer(ASK)
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x/v1", "http:///v1", "localhost:80"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://x/v1",
+        "http:///v1",
+        "localhost:80",
+        "http://x:99999/v1",
+        "http://[::1/v1",
+        "http://x/v1\r\nX: y",
+        "http://x/a b",
+    ],
+)
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequestError, match="no URL of a chat endpoint"):
         HttpChatModel(ChatSettings(url=url, model="m"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from dsec.base.errors import (
     BackendFailedError,
     CapabilityMissingError,
     HostDiskFullError,
+    InvalidRequestError,
     InvalidStateError,
     LimitExceededError,
     NodeUnavailableError,
@@ -28,7 +30,9 @@ from dsec.episode.identity import ModelIdentity
 from dsec.episode.log_events import EpisodeEnded, LifeBegan, ModelChanged, ModelFailed, StateSaved, Verdict
 from dsec.episode.operations import Operation, TokenUsage
 from dsec.episode.spec import (
+    AgentPolicy,
     EpisodeEnvironment,
+    EpisodeGrade,
     EpisodeInfo,
     EpisodeLimits,
     EpisodeSpec,
@@ -573,23 +577,84 @@ async def test_what_cannot_be_read_of_one_episode_holds_no_other_up(place: Memor
     asked = spec("echo one")
     async with place.node() as node:
         async with place.worker(node) as worker:
-            for name in ("ep-spec", "ep-newer", "ep-log", "ep-good"):
+            for name in ("ep-spec", "ep-newer", "ep-log", "ep-place", "ep-good"):
                 await worker.start(spec(LONG), episode_id=name)
                 await until(worker, name, is_in(RUNNING))
         episodes = place.directory / "episodes"
         (episodes / "ep-spec.json").write_bytes(b"garbage")
         (episodes / "ep-newer.json").write_bytes(b'{"version":99,"of":"the future"}')
+        for name in ("ep-pipe.json", "ep-spec.end"):
+            os.mkfifo(episodes / name)
+        (episodes / "ep-folder.json").mkdir()
+        for file in (episodes / "ep-place").iterdir():
+            file.unlink()
+        (episodes / "ep-place").rmdir()
+        (episodes / "ep-place").write_bytes(b"no directory")
         (segment,) = (episodes / "ep-log").glob("*.jsonl")
         segment.write_bytes(segment.read_bytes().replace(b'"event":"life"', b'"event":"lief"'))
         async with place.worker(node) as worker:
             assert (await until(worker, "ep-good", is_in(RUNNING))).lives == 2
             assert (await until(worker, "ep-log", is_in(STOPPED))).error_code == "state_corrupted"
-            for name, error in (("ep-spec", StateCorruptedError), ("ep-newer", CapabilityMissingError)):
+            assert (await until(worker, "ep-place", is_in(STOPPED))).error_code == "platform_error"
+            damaged = [(name, StateCorruptedError) for name in ("ep-spec", "ep-pipe", "ep-folder")]
+            for name, error in (*damaged, ("ep-newer", CapabilityMissingError)):
                 with pytest.raises(error):
                     await worker.get(name)
                 with pytest.raises(error):
                     await worker.start(asked, episode_id=name)
-            assert {info.episode_id for info in await worker.list()} == {"ep-good", "ep-log"}
+            assert {info.episode_id for info in await worker.list()} == {"ep-good", "ep-log", "ep-place"}
+
+
+async def test_what_is_told_with_each_listing_is_short(place: MemoryWorker) -> None:
+    long = "x" * 5000
+    async with place.opened() as worker:
+        await worker.start(spec(LONG), episode_id="ep-a")
+        refused: tuple[Callable[[], Coroutine[Any, Any, EpisodeInfo]], ...] = (
+            lambda: worker.steer("ep-a", "go on", by=long),
+            lambda: worker.cancel("ep-a", reason=long),
+            lambda: worker.settle("ep-a", "ep-a.r1.d1.c0", Verdict.HAPPENED, by=long),
+            lambda: worker.grade("ep-a", EpisodeGrade(passed=True, by=long)),
+            lambda: worker.start(spec("true", job=long)),
+            lambda: worker.start(spec("true", policy=AgentPolicy(model=ModelEndpoint(url="http://m/v1", name=long)))),
+        )
+        for ask in refused:
+            with pytest.raises(InvalidRequestError, match="is longer than"):
+                await ask()
+        assert [info.state in (QUEUED, RUNNING) for info in await worker.list()] == [True]
+
+
+async def test_a_reason_is_kept_whole_and_told_in_short(place: MemoryWorker) -> None:
+    async def decide(turn: Turn) -> Proposal | Finished:
+        return Finished(reason="x" * 1_000_000)
+
+    async with place.node() as node, place.worker(node, policies=Deciding(decide)) as worker:
+        await worker.start(spec(policy=PluginPolicy(name="p")), episode_id="ep-a")
+        assert len((await ended(worker, "ep-a")).reason) < 5000
+        end = (await collected(worker, "ep-a"))[-1].event
+        assert isinstance(end, EpisodeEnded)
+        assert len(end.reason) == 1_000_000
+
+
+async def test_an_episode_is_not_resumed_with_a_model_that_cannot_decide_it(place: MemoryWorker) -> None:
+    async with place.opened() as worker:
+        await worker.start(spec(LONG), episode_id="ep-script")
+        with pytest.raises(InvalidRequestError, match="no model decides"):
+            await worker.resume("ep-script", model=ModelEndpoint(url="http://m/v1"))
+        asked = AgentPolicy(model=ModelEndpoint(url="http://127.0.0.1:1/v1"))
+        await worker.start(spec(policy=asked), episode_id="ep-agent")
+        await worker.pause("ep-agent")
+        with pytest.raises(InvalidRequestError, match="no URL"):
+            await worker.resume("ep-agent", model=ModelEndpoint(url="file:///etc/passwd"))
+        log = read_episode_log(place.directory / "episodes" / "ep-agent")
+        assert not any(isinstance(event, ModelChanged) for event in log.events)
+
+
+async def test_an_episode_that_is_refused_leaves_nothing(place: MemoryWorker) -> None:
+    asked = AgentPolicy(model=ModelEndpoint(url="http://m/v1"), history_bytes=0)
+    async with place.opened() as worker:
+        with pytest.raises(InvalidRequestError, match="history_bytes"):
+            await worker.start(spec(policy=asked))
+        assert list((place.directory / "episodes").iterdir()) == []
 
 
 @dataclass

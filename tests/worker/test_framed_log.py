@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dsec.base.errors import HostDiskFullError, StateCorruptedError
+from dsec.base.errors import HostDiskFullError, PlatformError, StateCorruptedError
 from dsec.episode.frames import encode_frame
 from dsec.linux import mounts
 from dsec.worker.framed_log import FramedLog
@@ -55,6 +56,25 @@ async def test_a_cancelled_writer_tears_nothing(tmp_path: Path) -> None:
             await log.append(b'{"a":1}')
         await log.append(b'{"a":2}')
     assert documents(tmp_path / "log") == (b'{"a":1}', b'{"a":2}')
+
+
+async def test_a_log_that_could_not_be_synced_takes_nothing_more_until_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    with FramedLog(tmp_path / "log") as log:
+        await log.append(b'{"a":1}')
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fails)
+            with pytest.raises(PlatformError):
+                await log.append(b'{"a":2}')
+        with pytest.raises(PlatformError):
+            await log.append(b'{"a":3}')
+    with FramedLog(tmp_path / "log") as log:
+        await log.append(b'{"a":4}')
+    assert documents(tmp_path / "log") in ((b'{"a":1}', b'{"a":2}', b'{"a":4}'), (b'{"a":1}', b'{"a":4}'))
 
 
 async def test_opening_cuts_a_torn_tail_and_says_how_much(tmp_path: Path) -> None:

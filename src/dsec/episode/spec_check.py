@@ -1,5 +1,5 @@
-"""What a spec may be, whoever sends it: small enough to be listed with thousands of others, and the same when it is
-read again from the disk or told to somebody else.
+"""What a spec may be, and what is said of an episode, whoever sends it: small enough to be listed with thousands of
+others, and the same when it is read again from the disk or told to somebody else.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ import msgspec
 
 from dsec.base.errors import InvalidRequestError
 from dsec.base.units import KIB, MIB
-from dsec.episode.spec import EpisodeSpec
+from dsec.episode.spec import AgentPolicy, EpisodeSpec
 
 MAXIMUM_NAME_BYTES = 1 * KIB
-"""Of a task or a job."""
+"""Of a task, a job, a model, or of who says something."""
+MAXIMUM_REASON_BYTES = 4 * KIB
+"""Of why an episode is where it is: that is told with each listing."""
 MAXIMUM_METADATA_BYTES = 64 * KIB
 MAXIMUM_SPEC_BYTES = 16 * MIB
 """As JSON. Instructions, scripts and options of plug-ins are most of it."""
@@ -25,9 +27,13 @@ def check_spec_values(spec: EpisodeSpec) -> None:
     """
     if not spec.task:
         raise InvalidRequestError("the spec names no task", resolution="give the task a name")
-    for what, text in (("task", spec.task), ("job", spec.job)):
-        if len(text.encode(errors="replace")) > MAXIMUM_NAME_BYTES:
-            raise InvalidRequestError(f"the name of the {what} is longer than {MAXIMUM_NAME_BYTES} bytes")
+    check_length("the name of the task", spec.task)
+    check_length("the name of the job", spec.job)
+    if isinstance(spec.policy, AgentPolicy):
+        for endpoint in (spec.policy.model, *spec.policy.stronger):
+            check_length("the name of a model", endpoint.name)
+        if spec.policy.history_bytes < 1:
+            raise InvalidRequestError("an agent has to be shown something", resolution="raise history_bytes")
     document = _document(spec)
     if len(document) > MAXIMUM_SPEC_BYTES:
         raise InvalidRequestError(
@@ -36,6 +42,16 @@ def check_spec_values(spec: EpisodeSpec) -> None:
         )
     if len(msgspec.json.encode(spec.metadata)) > MAXIMUM_METADATA_BYTES:
         raise InvalidRequestError(f"the metadata are longer than {MAXIMUM_METADATA_BYTES} bytes")
+
+
+def check_length(what: str, text: str, limit_bytes: int = MAXIMUM_NAME_BYTES) -> None:
+    """Refuse a text that is told with each episode and is too long for that.
+
+    Raises:
+        InvalidRequestError: it is longer than `limit_bytes`.
+    """
+    if len(text.encode(errors="replace")) > limit_bytes:
+        raise InvalidRequestError(f"{what} is longer than {limit_bytes} bytes", resolution="say less")
 
 
 def _document(spec: EpisodeSpec) -> bytes:

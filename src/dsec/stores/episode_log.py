@@ -431,7 +431,8 @@ def open_log(place: LogPlace) -> tuple[EpisodeLog, LogContent]:
         StateCorruptedError: it is damaged, or has a gap. No segment was changed.
         HostDiskFullError, PlatformError: the disk failed.
     """
-    names = place.disk.names(place.directory)
+    with _Translated(place.directory):
+        names = place.disk.names(place.directory)
     epochs = [found[1] for name in names if (found := parse_segment_name(name)) is not None]
     if not epochs:
         raise NotFoundError(f"there is no log of an episode in {place.directory}")

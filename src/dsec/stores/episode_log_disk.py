@@ -14,8 +14,10 @@ Contract of every driver:
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -30,7 +32,7 @@ class Disk(Protocol):
         """Return the names in a directory, sorted; none if there is no such directory."""
 
     def read(self, path: Path, offset: int = 0, length: int = -1) -> bytes:
-        """Return a file's bytes from `offset`, `length` at most."""
+        """Return a file's bytes from `offset`, `length` at most; what is no regular file is an error."""
 
     def exists(self, path: Path) -> bool:
         """Say whether a name is there now."""
@@ -89,7 +91,11 @@ class HostDisk:
             return []
 
     def read(self, path: Path, offset: int = 0, length: int = -1) -> bytes:
-        with path.open("rb") as file:
+        # Not to block: of a pipe that somebody put there, opening it would wait for whoever writes into it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, f"{path.name} is no regular file")
             file.seek(offset)
             return file.read(length)
 

@@ -68,10 +68,10 @@ def read_page(
         StateCorruptedError: what should be there is not, or does not verify.
     """
     for _ in range(_TRIES):
-        found = _segments(directory, disk)
-        if not found:
-            raise NotFoundError(f"there is no log of an episode in {directory}")
         try:
+            found = _segments(directory, disk)
+            if not found:
+                raise NotFoundError(f"there is no log of an episode in {directory}")
             return _page_from(directory, found, sequence, through, maximum_bytes, disk)
         except FileNotFoundError:
             continue  # A state was saved meanwhile, or another writer began.

@@ -37,12 +37,12 @@ def load_segments(directory: Path, *, disk: Disk) -> tuple[JoinedLog, str]:
         PlatformError: it cannot be read.
     """
     for _ in range(_TRIES):
-        names = [name for name in disk.names(directory) if parse_segment_name(name) is not None]
-        if not names:
-            raise NotFoundError(f"there is no log of an episode in {directory}")
         segments: list[Segment] = []
         problems: list[str] = []
         try:
+            names = [name for name in disk.names(directory) if parse_segment_name(name) is not None]
+            if not names:
+                raise NotFoundError(f"there is no log of an episode in {directory}")
             for name in names:
                 data = disk.read(directory / name)
                 try:

@@ -1,4 +1,8 @@
-"""An append-only file of framed lines whose acknowledged lines survive a kill."""
+"""An append-only file of framed lines whose acknowledged lines survive a kill.
+
+A log whose file could not be brought to the disk takes nothing more until it is opened again: the system then holds
+the lost pages for written, so that a later success would say nothing (`dsec.stores.episode_log_disk`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from types import TracebackType
 import anyio
 import anyio.to_thread
 
-from dsec.base.errors import HostDiskFullError, PlatformError
+from dsec.base.errors import HostDiskFullError, PlatformError, StateCorruptedError
 from dsec.episode.frames import encode_frame, scan_frames
+
+_SUSPECT = "look at the disk, and start again: opening the log finds out what is there"
 
 
 def sync_directory(folder: Path) -> None:
@@ -30,10 +36,13 @@ class FramedLog:
         """Open or create the log.
 
         Raises:
-            StateCorruptedError: it is damaged elsewhere than at its end; nothing was changed.
+            StateCorruptedError: it is damaged elsewhere than at its end, or no file; nothing was changed.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._failed: PlatformError | None = None
+        if path.exists() and not path.is_file():
+            raise StateCorruptedError(f"{path} is no regular file", resolution="move it away")
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._lock = anyio.Lock()
         try:
@@ -65,8 +74,11 @@ class FramedLog:
         Cancelling neither tears a line nor takes it back: it is shielded.
 
         Raises:
-            HostDiskFullError, PlatformError: it could not be written; the log is as before.
+            HostDiskFullError, PlatformError: it could not be written, and the log is as before; or it could not be
+                brought to the disk, now or earlier, and whether the line is there is open.
         """
+        if self._failed is not None:
+            raise PlatformError(self._failed.brief, detail=self._failed.detail, resolution=_SUSPECT)
         self._write(encode_frame(document))
         if durable:
             with anyio.CancelScope(shield=True):
@@ -87,11 +99,14 @@ class FramedLog:
         async with self._lock:
             if self._synced >= length:
                 return
+            if self._failed is not None:
+                raise PlatformError(self._failed.brief, detail=self._failed.detail, resolution=_SUSPECT)
             written = self._length
             try:
                 await anyio.to_thread.run_sync(os.fsync, self._descriptor)
             except OSError as error:
-                raise self._failure(error) from error
+                self._failed = self._failure(error)
+                raise self._failed from error
             self._synced = written
 
     def _failure(self, error: OSError) -> PlatformError:

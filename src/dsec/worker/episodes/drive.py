@@ -42,6 +42,7 @@ from dsec.episode.log_events import (
 from dsec.episode.recovery import AwaitVerdict, plan_recovery
 from dsec.episode.retry import next_delay_s
 from dsec.episode.spec import EpisodeInfo, EpisodeSpec, EpisodeState
+from dsec.episode.spec_check import MAXIMUM_REASON_BYTES
 from dsec.episode.tools import ToolResult
 from dsec.worker.episodes.describing import describe, describe_unopened, policy_name, unknown_operations
 from dsec.worker.episodes.holding import Holding, hold
@@ -49,6 +50,7 @@ from dsec.worker.episodes.lives import CutShort, Life, change_model, first_model
 from dsec.worker.episodes.loop import Waiting, settle
 from dsec.worker.episodes.parts import WorkerParts, unthought_of
 from dsec.worker.episodes.ports import first_version
+from dsec.worker.episodes.results import shortened
 from dsec.worker.episodes.shelf import KeptSpec
 from dsec.worker.episodes.spill import Spill
 from dsec.worker.episodes.window import RoundWindow
@@ -132,7 +134,8 @@ class EpisodeDrive:
         return self._changed
 
     def _set(self, state: EpisodeState, reason: str = "", error: DsecError | None = None) -> None:
-        self.state, self._reason, self._error = state, reason, error
+        # The log has all of it; this is told with each listing.
+        self.state, self._reason, self._error = state, shortened(reason, MAXIMUM_REASON_BYTES), error
         self._tell()
 
     def _tell(self) -> None:
@@ -187,7 +190,7 @@ class EpisodeDrive:
         )
         self._holding.rounds = ()
         if (ended := self._holding.log.log.progress.ended) is not None:
-            self.state, self._reason, self._error = EpisodeState.ENDED, ended.reason, None
+            self._set(EpisodeState.ENDED, ended.reason)
             self._wake_up()
         return self._holding
 

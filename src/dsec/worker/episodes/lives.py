@@ -14,7 +14,7 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from dsec.base.errors import DsecError, InvalidRequestError
+from dsec.base.errors import DsecError
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.episode_progress import EpisodeProgress
 from dsec.episode.failure_kinds import DEADLINE_PASSED
@@ -296,6 +296,4 @@ def window_bytes(spec: EpisodeSpec) -> int:
         return 0
     if not isinstance(spec.policy, AgentPolicy):
         return DEFAULT_WINDOW_BYTES
-    if spec.policy.history_bytes < 1:
-        raise InvalidRequestError("an agent has to be shown something", resolution="raise history_bytes")
     return spec.policy.history_bytes * 5 // 4

@@ -27,7 +27,8 @@ def _cut(content: Content, limit_bytes: int) -> Content:
     return Content(text=kept.decode(errors="replace")) if content.text else Content(raw=kept)
 
 
-def _short(text: str, limit_bytes: int) -> str:
+def shortened(text: str, limit_bytes: int) -> str:
+    """Return a text with at most `limit_bytes` bytes, and a word about the rest."""
     return _cut(Content(text=text), limit_bytes).text
 
 
@@ -48,7 +49,7 @@ def bounded_result(result: ToolResult, limit_bytes: int = MAXIMUM_RESULT_BYTES) 
                 return result
             return msgspec.structs.replace(result, content=content, truncated=True)
         case ToolFailed():
-            texts = (_short(text, limit_bytes) for text in (result.brief, result.detail, result.resolution))
+            texts = (shortened(text, limit_bytes) for text in (result.brief, result.detail, result.resolution))
             return ToolFailed(result.code, *texts)
         case _:
             return result

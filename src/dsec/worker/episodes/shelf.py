@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from dsec.stores.episode_log_disk import Disk, HostDisk
 from dsec.stores.episode_log_place import disk_failure
 
 SPEC_VERSION = 1
+_WORKER_ID = re.compile(r"wrk-[0-9a-f]{10}")
 
 
 class KeptSpec(Value, frozen=True):
@@ -73,9 +75,9 @@ class Shelf:
         """
         try:
             self._disk.make_directory(self._episodes)
+            descriptor = os.open(self._directory / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise disk_failure(self._directory, error) from error
-        descriptor = os.open(self._directory / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._lock(descriptor)
             yield
@@ -100,14 +102,19 @@ class Shelf:
 
         Raises:
             HostDiskFullError, PlatformError: it cannot be written.
+            StateCorruptedError: what is there is none. Another's would take the leases of that one from it.
         """
         path = self._directory / "worker.id"
         try:
-            return self._disk.read(path).decode().strip()
+            name = self._disk.read(path).decode("ascii", "replace").strip()
         except FileNotFoundError:
             name = f"wrk-{secrets.token_hex(5)}"
             self._write(path, f"{name}\n".encode())
-            return name
+        except OSError as error:
+            raise disk_failure(self._directory, error) from error
+        if _WORKER_ID.fullmatch(name) is None:
+            raise StateCorruptedError(f"{path} holds no id of a worker", resolution="remove it: a new one is made")
+        return name
 
     def log_directory(self, episode_id: str) -> Path:
         """Return where the log of an episode is."""
@@ -141,7 +148,7 @@ class Shelf:
 
         Raises:
             CapabilityMissingError: a newer version wrote it.
-            StateCorruptedError: it is no spec.
+            StateCorruptedError: it is no spec, or no file.
         """
         path = self._episodes / f"{episode_id}.json"
         try:
@@ -153,7 +160,7 @@ class Shelf:
                     resolution="use the version of dsec that wrote it, or a newer one",
                 )
             return msgspec.json.decode(data, type=KeptSpec)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError, OSError) as error:
             raise StateCorruptedError(
                 f"{path} is no spec of an episode", detail=str(error), resolution="restore it from a copy"
             ) from error
@@ -168,10 +175,10 @@ class Shelf:
             return
 
     def ended(self, episode_id: str) -> EpisodeInfo | None:
-        """Return what an episode came to; None: it has not ended, or nobody wrote it down."""
+        """Return what an episode came to; None: it has not ended, or nobody wrote it down so that it can be read."""
         try:
             return msgspec.json.decode(self._disk.read(self._end_path(episode_id)), type=EpisodeInfo)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (OSError, RecursionError, msgspec.DecodeError, DsecError):
             return None
 
     def _end_path(self, episode_id: str) -> Path:
