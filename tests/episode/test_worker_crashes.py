@@ -59,10 +59,10 @@ async def test_whatever_dies_every_promise_is_kept(tmp_path: Path) -> None:
         except (AssertionError, DsecError, TimeoutError, BaseExceptionGroup) as error:
             tally.problems[seed] = [f"it did not end: {error!r}"]
     assert not tally.problems, {seed: problems[:3] for seed, problems in tally.problems.items()}
-    if HISTORIES >= 40:
+    if HISTORIES >= 40:  # Otherwise it tested less than it says.
         assert tally.deaths > HISTORIES
         assert tally.node_deaths > HISTORIES / 20
-        assert min(tally.unknown, tally.effects, tally.undone, tally.complete, tally.incomplete) > 5
+        assert min(tally.unknown, tally.effects, tally.undone, tally.complete, tally.incomplete) > 0
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power"])
