@@ -8,6 +8,8 @@ from dsec.base.errors import (
 )
 from dsec.base.errors import (
     BackendRefusedError as BackendRefusedError,
+)
+from dsec.base.errors import (
     BackendTimeoutError as BackendTimeoutError,
 )
 from dsec.base.errors import (
