@@ -86,10 +86,10 @@ def keep(options: DaemonOptions) -> int:
     mount, left_over = mount_below(options.root / "served")
     if os.fork():
         os._exit(0)
-    # Where memory is short it should end the server, which can be replaced, and not who replaces it.
-    _bear_out_of_memory("-1000")
-    lock.write_text(str(ProcessIdentity.of(os.getpid())))
     try:
+        # Where memory is short it should end the server, which can be replaced, and not who replaces it.
+        _bear_out_of_memory("-1000")
+        lock.write_text(str(ProcessIdentity.of(os.getpid())))
         return _keep(options, listener, mount, left_over)
     finally:
         # Layers stay mounted, and fail their reads until the next keeper takes them over.
