@@ -20,6 +20,8 @@ from dsec.base.errors import (
     InvalidStateError,
     LimitExceededError,
     NodeUnavailableError,
+    PlatformError,
+    SandboxExitedError,
     StateCorruptedError,
     StateLockedError,
 )
@@ -41,7 +43,7 @@ from dsec.episode.spec import (
     ScriptPolicy,
     ScriptRound,
 )
-from dsec.episode.tools import CommandOutput, Run, ToolResult
+from dsec.episode.tools import CommandOutput, Run, ToolFailed, ToolResult
 from dsec.model.sandbox import SandboxFilter, SandboxSpec, SandboxState
 from dsec.node.node import Node
 from dsec.stores.episode_log_reading import read_episode_log
@@ -658,6 +660,37 @@ async def test_an_episode_that_is_refused_leaves_nothing(place: MemoryWorker) ->
 
 
 @dataclass
+class EndingHands:
+    """A command that ends its sandbox whenever it runs."""
+
+    sandbox: Hands
+
+    async def run(self, operation: Operation) -> ToolResult:
+        if isinstance(operation.call, Run) and operation.call.script == "kill 1":
+            raise PlatformError("the episode has lost its sandbox") from SandboxExitedError("its processes ended")
+        return await self.sandbox.run(operation)
+
+    async def ask(self, operation: Operation) -> ToolResult | None:
+        return await self.sandbox.ask(operation)
+
+    async def compensate(self, operation: Operation) -> None:
+        await self.sandbox.compensate(operation)
+
+
+async def test_a_command_that_ends_its_sandbox_each_time_fails_and_the_episode_goes_on(place: MemoryWorker) -> None:
+    place.options["hands"] = lambda context, sandbox: EndingHands(sandbox)
+    place.settings = replace(place.settings, backoff_s=(0.001, 0.001, 0.001))
+    async with place.opened() as worker:
+        await worker.start(spec("kill 1", "echo after"), episode_id="ep-a")
+        info = await ended(worker, "ep-a")
+        assert (info.reason, info.lives) == ("submitted", 4)
+        log = read_episode_log(place.directory / "episodes" / "ep-a")
+        (failed,) = log.rounds[0].results
+        assert isinstance(failed, ToolFailed)
+        assert failed.code == "sandbox_exited"
+
+
+@dataclass
 class FloodingHands:
     """A tool that answers with fifty megabytes."""
 
@@ -713,3 +746,28 @@ async def test_a_mistake_of_ours_in_one_episode_ends_no_other(place: MemoryWorke
         assert info.error_code == "platform_error"
         assert "not thought of" in info.reason
         assert (await ended(worker, "ep-good")).reason == "submitted"
+
+
+async def test_an_end_is_told_while_its_sandbox_cannot_be_taken_away_and_that_is_tried_until_it_can(
+    place: MemoryWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsec.worker.episodes.drive._CLEANING_S", (0.05,))
+    async with place.node() as node, place.worker(node) as worker:
+        away, remove = [True], node.remove
+
+        async def refuse(sandbox_id: str) -> None:
+            if away[0]:
+                raise NodeUnavailableError("the node is away")
+            await remove(sandbox_id)
+
+        monkeypatch.setattr(node, "remove", refuse)
+        await worker.start(spec("true"), episode_id="ep-a")
+        await ended(worker, "ep-a")
+        told = "submitted (its sandbox is still there: the node is away)"
+        await until(worker, "ep-a", lambda now: now.reason == told)
+        await anyio.sleep(0.15)
+        info = await worker.get("ep-a")
+        assert (info.state, info.reason) == (ENDED, told), "each try says it anew"
+        away[0] = False
+        await until(worker, "ep-a", lambda now: now.reason == "submitted")
+        await until_gone(node)

@@ -16,6 +16,7 @@ who want something take turns; the task waits for none of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import anyio
@@ -92,6 +93,7 @@ class EpisodeDrive:
         self._failed_beside: DsecError | None = None
         self._tries = 0
         self._tried_round = 0
+        self._sandboxes_ended: Counter[str] = Counter()
         self._scope: anyio.CancelScope | None = None
         self._changed = anyio.Event()
         self._wake = anyio.Event()
@@ -267,7 +269,7 @@ class EpisodeDrive:
         outcome: EpisodeEnded | Waiting | CutShort | None = None
         with anyio.CancelScope() as self._scope:
             async with self._parts.loops:
-                life = Life(self._parts, self.episode_id, self.spec, holding, self._rounds)
+                life = Life(self._parts, self.episode_id, self.spec, holding, self._rounds, self._sandboxes_ended)
                 self._life = life
                 self._set(EpisodeState.RUNNING)
                 try:
@@ -330,12 +332,13 @@ class EpisodeDrive:
         holding, tries = self._holding, 0
         assert holding is not None
         environment = self._parts.environments(make_context(self._parts, self.episode_id, self.spec, holding))
+        reason = self._reason
         while True:
             try:
                 await environment.remove()
                 break
             except DsecError as error:
-                self._reason = f"{self._reason} (its sandbox is still there: {error.brief})"
+                self._set(EpisodeState.ENDED, f"{reason} (its sandbox is still there: {error.brief})")
             await anyio.sleep(_CLEANING_S[min(tries, len(_CLEANING_S) - 1)])
             tries += 1
         ended = holding.log.log.progress.ended
