@@ -235,10 +235,7 @@ class EnvironmentSandbox:
         snapshot_id = (await self.snapshots()).get(version)
         if snapshot_id is None:
             raise SnapshotNotFoundError(f"the store holds no snapshot of {version}")
-        # Asked again after an answer that was lost, it is the same one that is made.
-        name = f"{episode_sandbox_id(context.episode_id, context.progress.totals.lives)}-{self._brought_back}"
-        request = RestoreRequest(sandbox_id=name, metadata=self._metadata())
-        info = await context.state.restore(snapshot_id, request)
+        info = await self._restore(snapshot_id)
         try:
             await context.state.checkpoint(info.sandbox_id, CheckpointRequest(name=version, hooks=False))
         except AlreadyExistsError:
@@ -254,6 +251,22 @@ class EnvironmentSandbox:
         await self._meter.note_once(
             info.sandbox_id, EnvironmentKind.RESTORED, took_s=took_s, detail=f"{version} from {snapshot_id}"
         )
+
+    async def _restore(self, snapshot_id: str) -> SandboxInfo:
+        """Restore under an id that is the same when it is asked again after an answer that was lost, and another one
+        when that sandbox has ended since."""
+        context = self._context
+        for last in (False, False, True):
+            name = f"{episode_sandbox_id(context.episode_id, context.progress.totals.lives)}-{self._brought_back}"
+            try:
+                return await context.state.restore(
+                    snapshot_id, RestoreRequest(sandbox_id=name, metadata=self._metadata())
+                )
+            except (AlreadyExistsError, InvalidStateError):
+                self._brought_back += 1
+                if last:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def _metadata(self) -> dict[str, str]:
         metadata = {EPISODE_KEY: self._context.episode_id}
