@@ -7,7 +7,6 @@ accelerators; who starts episodes may come and go. One worker holds a directory 
 
 from __future__ import annotations
 
-import resource
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -28,7 +27,6 @@ from dsec.base.errors import (
     NotFoundError,
 )
 from dsec.base.ids import random_body
-from dsec.base.units import KIB
 from dsec.episode.identity import check_episode_id
 from dsec.episode.log_events import Verdict
 from dsec.episode.operations import RoundRecord
@@ -45,7 +43,6 @@ from dsec.episode.spec import (
 )
 from dsec.episode.spec_check import MAXIMUM_REASON_BYTES, check_length, check_spec_values
 from dsec.episode.tools import ToolResult
-from dsec.linux.malloc import give_freed_memory_back, trim
 from dsec.service.port import SandboxService
 from dsec.service.state import StateService
 from dsec.stores.episode_log_disk import Disk, HostDisk
@@ -66,15 +63,13 @@ from dsec.worker.episodes.ports import (
     PolicyFactory,
     RecoveryStrategy,
 )
+from dsec.worker.episodes.process_limits import fit_process, trim_now_and_then
 from dsec.worker.episodes.recoveries import Recoveries
 from dsec.worker.episodes.results import bounded_result
 from dsec.worker.episodes.shelf import SPEC_VERSION, KeptSpec, Shelf
 from dsec.worker.episodes.watching import watch
 from dsec.worker.grades import GradeBook
 
-_DESCRIPTORS = 16_384
-"""A log takes two, a command or model that is waited for one each."""
-_TRIM_S = 30.0
 _KNOWN_S = 5.0
 """How long is waited, after the start, until the log of an episode is read, instead of saying that nothing is known."""
 _HOST_CLOCK = SystemClock()
@@ -152,8 +147,7 @@ class EpisodeWorker:
 
     async def _enter(self, stack: AsyncExitStack) -> None:
         stack.enter_context(self._shelf.hold())
-        raise_descriptors(_DESCRIPTORS)
-        give_freed_memory_back(block_bytes=64 * KIB, free_bytes=128 * KIB, arenas=2)
+        fit_process()
         self._book = stack.enter_context(GradeBook(self._directory))
         if self._recoveries is not None:
             stack.enter_context(self._recoveries)
@@ -497,18 +491,3 @@ def matches(info: EpisodeInfo, query: EpisodeFilter) -> bool:
 def with_grade(info: EpisodeInfo, grade: EpisodeGrade) -> EpisodeInfo:
     """Return what is known of an episode with its grade."""
     return replace(info, grade=grade)
-
-
-def raise_descriptors(wanted: int) -> None:
-    """Let this process open so many files, or as many as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-
-
-async def trim_now_and_then() -> None:
-    """Give the memory back that decoding leaves scattered, until cancelled."""
-    while True:
-        await anyio.sleep(_TRIM_S)
-        await anyio.to_thread.run_sync(trim)
