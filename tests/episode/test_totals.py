@@ -27,7 +27,7 @@ from dsec.episode.log_events import (
     encode_log_event,
 )
 from dsec.episode.operations import TokenUsage
-from dsec.episode.totals import MAXIMUM_STEERINGS, EnvironmentKind, Steering
+from dsec.episode.totals import MAXIMUM_STEERINGS, MAXIMUM_VERSIONS, EnvironmentKind, Steering
 from dsec.testing.episodes import decision, history, identity, round_record
 
 BESIDE: list[LogEvent] = [
@@ -59,6 +59,14 @@ def test_usage_is_counted_once_for_each_decision_and_given_up_ones_and_failures_
     assert totals.usage.input_tokens == 100 + 200 + 200 + 5
     assert [(one.model.version, one.decisions, one.failed) for one in totals.models] == [("m-1", 3, 0), ("", 0, 1)]
     assert totals.operations == 2
+
+
+def test_a_service_that_calls_itself_something_else_with_each_answer_counts_as_few_models() -> None:
+    failures = [ModelFailed(number=1, model=ModelIdentity(name="m", version=str(one)), usage=TokenUsage(input_tokens=1))
+                for one in range(500)]  # fmt: skip
+    totals = fold([*history(1), *failures]).totals
+    assert len(totals.models) <= MAXIMUM_VERSIONS + 1
+    assert sum(one.failed for one in totals.models) == 500
 
 
 def test_a_log_that_begins_with_a_state_adds_up_to_the_same() -> None:

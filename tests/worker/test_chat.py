@@ -229,7 +229,7 @@ async def test_a_long_complaint_is_not_read_to_its_end() -> None:
 
 
 async def test_without_a_name_the_first_model_that_is_listed_is_asked() -> None:
-    body = b'{"data": [{"id": "first", "object": "model"}, {"id": "second"}]}'
+    body = b'{"data": [{"id": "%s"}, {"id": "first", "object": "model"}, {"id": "second"}]}' % (b"x" * 100_000)
     listing = says(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     good = says(STREAM + delta("stop", content="hi") + b"data: [DONE]\n\n")
     async with served(listing, good, model="") as (model, service):

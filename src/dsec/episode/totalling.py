@@ -17,6 +17,7 @@ from dsec.episode.log_events import (
 from dsec.episode.operations import ModelDecision, TokenUsage
 from dsec.episode.totals import (
     MAXIMUM_STEERINGS,
+    MAXIMUM_VERSIONS,
     EnvironmentTotal,
     EpisodeTotals,
     ModelTotal,
@@ -59,6 +60,7 @@ def with_decision(totals: EpisodeTotals, decision: ModelDecision) -> EpisodeTota
 def _with_model(
     totals: EpisodeTotals, model: ModelIdentity, usage: TokenUsage, *, decisions: int = 0, failed: int = 0
 ) -> EpisodeTotals:
+    model = _distinguished(totals, model)
     found = next((one for one in totals.models if one.model == model), None) or ModelTotal(model=model)
     added = ModelTotal(
         model=model,
@@ -71,6 +73,13 @@ def _with_model(
     else:
         models = (*totals.models, added)
     return replace(totals, models=models)
+
+
+def _distinguished(totals: EpisodeTotals, model: ModelIdentity) -> ModelIdentity:
+    """Return the model without its version, which its service reports as it likes, where there are very many."""
+    if len(totals.models) < MAXIMUM_VERSIONS or any(one.model == model for one in totals.models):
+        return model
+    return replace(model, version="")
 
 
 def _with_environment(totals: EpisodeTotals, event: EnvironmentUsed) -> EpisodeTotals:

@@ -16,6 +16,8 @@ from dsec.model.value import Value
 
 MAXIMUM_STEERINGS = 64
 """Of the newest that are kept; each is bounded when it is taken."""
+MAXIMUM_VERSIONS = 64
+"""Of models that are told apart; a service may say with each answer that it is another. Further ones count by name."""
 
 
 class EnvironmentKind(enum.Enum):

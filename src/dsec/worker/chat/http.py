@@ -20,6 +20,7 @@ from anyio.abc import ByteStream
 
 from dsec.base.errors import BackendFailedError, BackendRefusedError, BackendTimeoutError, InvalidRequestError
 from dsec.base.units import KIB, MIB
+from dsec.episode.content import recordable
 from dsec.episode.operations import TokenUsage
 from dsec.episode.retry import next_delay_s
 from dsec.episode.totals import add_usage
@@ -32,6 +33,8 @@ _STREAM_BYTES = 64 * MIB
 _DOCUMENT_BYTES = 16 * MIB
 """Of a reply in one piece: the longest answer, with each character escaped."""
 _HEAD_BYTES = 256 * KIB
+_NAME_CHARACTERS = 200
+"""Of a model's name that is listed; what is longer is none."""
 _END_S = 0.2
 """For so long the end of a stream may be behind its last event."""
 LONGEST_WISH_S = 60.0
@@ -242,7 +245,8 @@ class HttpChatModel:
         if scope.cancelled_caught:
             raise self._silent()
         try:
-            names = [listed.id for listed in msgspec.json.decode(data, type=_Listing).data if listed.id]
+            listed = [one.id for one in msgspec.json.decode(data, type=_Listing).data]
+            names = [name for name in listed if 0 < len(name) <= _NAME_CHARACTERS and recordable(name) == name]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             names = []
         if not names:

@@ -7,6 +7,7 @@ when it has to stand still: see `dsec.worker.episodes.gate`.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from dsec.episode.log_events import EpisodeEnded, LifeBegan, LogEvent, ModelChan
 from dsec.episode.spec import AgentPolicy, EpisodeSpec, ReplayPolicy, ScriptPolicy
 from dsec.worker.episodes.checking import checked_hands, declared_checked
 from dsec.worker.episodes.deciding import Around
+from dsec.worker.episodes.enduring import EnduringHands
 from dsec.worker.episodes.gate import Gate
 from dsec.worker.episodes.holding import Holding
 from dsec.worker.episodes.loop import EpisodeLoop, LoopLimits, Waiting
@@ -76,15 +78,23 @@ class Life:
         episode_id, spec: of the episode.
         holding: its log.
         rounds: the newest committed rounds.
+        sandboxes_ended: how often the sandbox ended under an operation, by its id, in all lives so far.
     """
 
     def __init__(
-        self, parts: WorkerParts, episode_id: str, spec: EpisodeSpec, holding: Holding, rounds: RoundWindow
+        self,
+        parts: WorkerParts,
+        episode_id: str,
+        spec: EpisodeSpec,
+        holding: Holding,
+        rounds: RoundWindow,
+        sandboxes_ended: Counter[str],
     ) -> None:
         self._parts = parts
         self._spec = spec
         self._holding = holding
         self._rounds = rounds
+        self._sandboxes_ended = sandboxes_ended
         self._context = make_context(parts, episode_id, spec, holding)
         self._gate = Gate()
         totals = self._progress.totals
@@ -124,11 +134,12 @@ class Life:
 
     def _make_loop(self, environment: Environment, policy: LoopPolicy) -> EpisodeLoop:
         limits, dear_s = self._spec.limits, self._parts.settings.dear_s
+        hands = EnduringHands(self._parts.hands(self._context, environment.hands), self._sandboxes_ended)
         return EpisodeLoop(
             self._holding.log,
             policy=policy.policy,
             declare=declared_checked(policy.declare, self._spec.check),
-            hands=checked_hands(self._parts.hands(self._context, environment.hands), self._spec.check),
+            hands=checked_hands(hands, self._spec.check),
             workspace=environment.workspace,
             rounds=self._rounds,
             limits=LoopLimits(
