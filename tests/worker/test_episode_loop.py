@@ -46,6 +46,8 @@ class WorldHands:
     world: World
 
     async def run(self, operation: Operation) -> ToolResult:
+        if self.world.workspace is None:
+            raise Killed  # The power went while a save ran beside this loop, which is gone and does not know it yet.
         return self.world.execute(operation)
 
     async def ask(self, operation: Operation) -> ToolResult | None:
