@@ -43,7 +43,7 @@ class LayerDaemon:
     """
 
     def __init__(self, root: Path, store_url: str, *, cache_limit_bytes: int | None = None) -> None:
-        self._root = root
+        self.root = root
         self._arguments = [str(root), store_url]
         if cache_limit_bytes is not None:
             self._arguments.append(str(cache_limit_bytes))
@@ -69,11 +69,11 @@ class LayerDaemon:
 
     def revive(self) -> None:
         """Start the daemon where layers are mounted and it was killed; while it lives this costs a look at its lock."""
-        lock = self._root / "keeper.lock"
+        lock = self.root / "keeper.lock"
         if not lock.exists() or (descriptor := try_lock(lock)) is None:
             return
         os.close(descriptor)
-        if any(entry.kind == "erofs" for entry in mounts_under(self._root / "mounts")):
+        if any(entry.kind == "erofs" for entry in mounts_under(self.root / "mounts")):
             with contextlib.suppress(NodeUnavailableError):
                 self.status()
 
@@ -93,7 +93,7 @@ class LayerDaemon:
                 time.sleep(_POLL_S)
 
     def _asked(self, request: Request) -> Answer:
-        directory = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(_ANSWER_TIMEOUT_S)
@@ -110,8 +110,8 @@ class LayerDaemon:
 
     def _is_started(self) -> bool:
         """Start a keeper, in a session of its own, and wait until it takes requests; one that finds another leaves."""
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self._root / "daemon.log").open("ab") as log:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.root / "daemon.log").open("ab") as log:
             started = subprocess.run(
                 [sys.executable, "-m", "dsec.images.lazy.daemon", *self._arguments],
                 stdin=subprocess.DEVNULL,
@@ -123,10 +123,10 @@ class LayerDaemon:
         return started.returncode == 0
 
     def _not_there(self) -> NodeUnavailableError:
-        log = self._root / "daemon.log"
+        log = self.root / "daemon.log"
         tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") if log.exists() else ""
         return NodeUnavailableError(
-            f"the layer daemon of {self._root} does not answer", detail=tail, resolution=f"look into {log}"
+            f"the layer daemon of {self.root} does not answer", detail=tail, resolution=f"look into {log}"
         )
 
 

@@ -24,8 +24,8 @@ from dsec.images.lazy.server import LayerServer
 from dsec.linux import loop, mounts
 
 _FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
-_RELEASE_S = 0.2
-"""The kernel lets go of a device a moment after the last mount went."""
+_RELEASE_S = 5.0
+"""The kernel lets go of a device a moment after the last mount went, which on a busy host may be a long one."""
 _DAMAGED = (errno.EINVAL, errno.EUCLEAN, errno.EIO, errno.EOPNOTSUPP)
 
 
