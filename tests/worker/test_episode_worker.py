@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -450,6 +451,26 @@ async def test_a_failure_of_the_platform_is_tried_again_and_one_of_the_policy_st
         assert "failed in round 1" in info.reason
         await worker.resume("ep-b")
         assert (await ended(worker, "ep-b")).reason == "submitted"
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit(3), asyncio.CancelledError(), BaseExceptionGroup("both", [SystemExit()]), None]
+)
+async def test_whatever_a_policy_raises_or_returns_stops_its_episode_and_no_other(
+    place: MemoryWorker, raised: BaseException | None
+) -> None:
+    async def decide(turn: Turn) -> Proposal | Finished:
+        if turn.identity.episode_id == "ep-good":
+            return Finished(reason="well")
+        if raised is not None:
+            raise raised
+        return cast(Finished, 42)
+
+    async with place.node() as node, place.worker(node, policies=Deciding(decide)) as worker:
+        await worker.start(spec(policy=PluginPolicy(name="p")), episode_id="ep-a")
+        assert (await until(worker, "ep-a", is_in(STOPPED))).error_code == "caller_error"
+        await worker.start(spec(policy=PluginPolicy(name="p")), episode_id="ep-good")
+        assert (await ended(worker, "ep-good")).reason == "well"
 
 
 async def test_another_model_takes_over_and_decides_after_a_death_too(place: MemoryWorker) -> None:

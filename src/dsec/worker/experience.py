@@ -18,6 +18,7 @@ from dsec.episode.frames import encode_frame, scan_frames
 from dsec.episode.identity import check_episode_id
 from dsec.episode.recovery_experience import PRIOR_WEIGHT, Experience, StepTaken
 from dsec.model.value import Value
+from dsec.stores.episode_log_disk import HostDisk
 from dsec.worker.framed_log import FramedLog, sync_directory
 from dsec.worker.manifest import write_durably
 
@@ -97,9 +98,11 @@ def read_experience(path: Path, *, prior_weight: float = PRIOR_WEIGHT) -> Experi
         StateCorruptedError: what is there does not verify.
     """
     try:
-        data = path.read_bytes()
+        data = HostDisk().read(path)
     except FileNotFoundError:
         return Experience(prior_weight=prior_weight)
+    except OSError as error:
+        raise StateCorruptedError(f"{path} cannot be read", detail=str(error)) from error
     return _learned(_last(scan_frames(data, name=str(path)).documents, name=str(path)), prior_weight)
 
 

@@ -18,6 +18,7 @@ from dsec.episode.frames import scan_frames
 from dsec.episode.identity import check_episode_id
 from dsec.episode.spec import EpisodeGrade
 from dsec.model.value import Value
+from dsec.stores.episode_log_disk import HostDisk
 from dsec.worker.framed_log import FramedLog, sync_directory
 
 GRADES_NAME = "grades.jsonl"
@@ -92,9 +93,11 @@ def read_grades(path: Path) -> Mapping[str, EpisodeGrade]:
         StateCorruptedError: what is there does not verify.
     """
     try:
-        data = path.read_bytes()
+        data = HostDisk().read(path)
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise StateCorruptedError(f"{path} cannot be read", detail=str(error)) from error
     return _last(scan_frames(data, name=str(path)).documents, name=str(path))
 
 

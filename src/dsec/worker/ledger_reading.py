@@ -30,15 +30,12 @@ from dsec.stores.episode_log_reading import read_episode_log
 from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
 from dsec.verification.stages import Stage
-from dsec.worker.episodes.shelf import KeptSpec
+from dsec.worker.episodes.shelf import Shelf
 from dsec.worker.grades import GRADES_NAME, read_grades
 from dsec.worker.layout import MANIFEST_NAME
 from dsec.worker.output import read_results
 
 EPISODES_NAME = "episodes"
-_SPEC_DECODER = msgspec.json.Decoder(KeptSpec)
-
-
 Progress = Callable[[int, int], None]
 
 
@@ -100,13 +97,12 @@ class _Reader:
 
     def spec(self, log: Path) -> EpisodeSpec | None:
         """Read the spec beside a log; None: there is none that can be read."""
-        path = log.with_name(f"{log.name}.json")
-        try:
-            return _SPEC_DECODER.decode(path.read_bytes()).spec
-        except FileNotFoundError:
+        if not log.with_name(f"{log.name}.json").exists():
             return None
-        except (OSError, msgspec.DecodeError, DsecError) as error:
-            self.problems.append(f"{path} cannot be read: {error}")
+        try:
+            return Shelf(log.parent.parent).spec(log.name).spec
+        except DsecError as error:
+            self.problems.append(f"{error.brief}: {error.detail}" if error.detail else error.brief)
             return None
 
     def _recorded(self, log: Path, spec: EpisodeSpec | None, grade: EpisodeGrade | None) -> Recorded:

@@ -22,6 +22,7 @@ from dsec.episode.log_events import EpisodeSteered, ModelChanged, ModelFailed
 from dsec.episode.spec import EpisodeSpec, ScriptPolicy
 from dsec.stores.episode_log_group import DurableLog
 from dsec.worker.chat.port import used_in_vain
+from dsec.worker.episodes.foreign import contained
 from dsec.worker.episodes.gate import Gate
 from dsec.worker.episodes.ports import (
     Course,
@@ -186,16 +187,15 @@ class Decider:
         return failed
 
     async def _ask(self, turn: Turn) -> Proposal | Finished:
-        try:
-            return await self._policy.decide(turn)
-        except DsecError:
-            raise
-        except Exception as error:
+        where = f"in round {turn.number} of {turn.identity.episode_id}"
+        policy = f"the policy {turn.identity.policy!r}"
+        decided: object = await contained(lambda: self._policy.decide(turn), f"{policy} failed {where}")
+        if not isinstance(decided, Proposal | Finished):
             raise CallerError(
-                f"the policy {turn.identity.policy!r} failed in round {turn.number} of {turn.identity.episode_id}",
-                detail=f"{type(error).__name__}: {error}",
-                resolution="mend the policy, and resume the episode",
-            ) from error
+                f"{policy} returned {type(decided).__name__} {where}",
+                resolution="return a Proposal or Finished, and resume the episode",
+            )
+        return decided
 
     def _turn(self, hear: Callable[[str], None]) -> Turn:
         number, decision = self._progress.last_round + 1, self._progress.decisions + 1

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-from dsec.base.errors import CallerError, DsecError, InvalidRequestError
+from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.operations import Effect
 from dsec.episode.spec import AgentPolicy, EpisodeSpec, PluginPolicy, ReplayPolicy, ScaffoldPolicy, ScriptPolicy
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
+from dsec.worker.episodes.foreign import foreign_failure
 from dsec.worker.episodes.ports import EpisodePolicy, LifeContext, LoopPolicy, Proposal
 from dsec.worker.episodes.scaffold import ScaffoldCommand, check_scaffold, declare_scaffold
 from dsec.worker.episodes.scripted import ScriptedPolicy, replayed
@@ -166,12 +167,8 @@ class Policies:
             made = load_plugin(policy.name)(asked)
         except DsecError:
             raise
-        except Exception as error:  # Plug-ins are foreign code: what they raise stops their episode, not the worker.
-            raise CallerError(
-                f"the policy {policy.name!r} cannot be made",
-                detail=f"{type(error).__name__}: {error}",
-                resolution="mend the policy, and resume the episode",
-            ) from error
+        except (Exception, SystemExit) as error:  # What foreign code raises stops its episode, not the worker.
+            raise foreign_failure(f"the policy {policy.name!r} cannot be made", error) from error
         if isinstance(made, LoopPolicy):
             return made
         if not callable(getattr(made, "decide", None)):
@@ -214,7 +211,7 @@ def load_plugin(name: str) -> Callable[[PluginContext], Any]:
             target = next(iter(found)).load()
     except DsecError:
         raise
-    except Exception as error:  # Importing runs foreign code.
+    except (Exception, SystemExit) as error:  # Importing runs foreign code, which may end with `sys.exit()`.
         raise InvalidRequestError(
             f"the policy {name[:80]!r} cannot be loaded", detail=f"{type(error).__name__}: {error}"
         ) from error

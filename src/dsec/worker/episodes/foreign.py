@@ -1,0 +1,45 @@
+"""Code of others inside the worker: whatever it raises is an error of its episode, and ends no other.
+
+``sys.exit()`` in a library is a `SystemExit`, which would end the process with all its episodes; a cancellation that
+nobody asked for would end a loop in silence. Neither is an `Exception`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from dsec.base.errors import CallerError, DsecError
+
+_Result = TypeVar("_Result")
+
+
+async def contained(run: Callable[[], Awaitable[_Result]], what: str) -> _Result:
+    """Return what foreign code returns.
+
+    Args:
+        run: begins it.
+        what: failed, if it does.
+
+    Raises:
+        DsecError: it raised one.
+        CallerError: it raised anything else.
+    """
+    try:
+        return await run()
+    except DsecError:
+        raise
+    except (Exception, SystemExit, BaseExceptionGroup, anyio.get_cancelled_exc_class()) as error:
+        if not isinstance(error, Exception):
+            await anyio.lowlevel.checkpoint_if_cancelled()  # If it is we who are cancelled, that goes on here.
+        raise foreign_failure(what, error) from error
+
+
+def foreign_failure(what: str, error: BaseException) -> CallerError:
+    """Return our error for what foreign code raised."""
+    return CallerError(
+        what, detail=f"{type(error).__name__}: {error}", resolution="mend the policy, and resume the episode"
+    )
