@@ -70,7 +70,7 @@ async def test_whatever_step_a_worker_dies_at_every_promise_is_kept(power: bool,
     plan = CrashPlan(seed=5, rounds=3, deaths=0, node_deaths=0, power=power, store=0.0, trouble=0.0, dear_s=0.0)
     unharmed = Crashes(plan, tmp_path)
     assert check_history(await unharmed.run()) == []
-    assert unharmed.steps > 100
+    assert unharmed.steps > 60  # Saves that meet share steps, so that their number differs from run to run.
     tally = Tally()
     stride = 1 if os.environ.get("DSEC_CRASH_STEPS") == "all" else 12
     for step in range(1 + power, unharmed.steps + 1, stride):
