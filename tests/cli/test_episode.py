@@ -120,6 +120,22 @@ def test_an_episode_is_started_from_a_few_options(episode: Episode) -> None:
     assert episode("start", *ASKED, "--id", "ep-one").exit_code == AlreadyExistsError.exit_code
 
 
+def test_a_check_stronger_models_and_prices_are_options(episode: Episode) -> None:
+    models = ("--key-variable", "OWN", "--stronger", "http://l/v1#large", "--stronger-key-variable", "LARGE")
+    prices = ("--price-input", "1", "--price-output", "2", "--cost-limit", "0.5")
+    episode.ok("start", *ASKED, "--id", "ep-one", "--check", "make test", *models, *prices)
+    spec = episode.json("show", "ep-one")["spec"]
+    first = {"url": "http://m:8000/v1", "key_variable": "OWN", "input_usd": 1.0, "output_usd": 2.0}
+    assert spec["policy"]["model"] == first
+    assert spec["policy"]["stronger"] == [{"url": "http://l/v1", "name": "large", "key_variable": "LARGE"}]
+    assert (spec["check"]["command"], spec["limits"]["cost_usd"]) == ("make test", 0.5)
+
+
+def test_a_stopped_episode_says_what_mends_it(one: Episode) -> None:
+    one.put(state=EpisodeState.STOPPED, error_code="image_not_found", reason="there is no image 'nope'")
+    assert "dsec image build" in one.ok("show", "ep-one")
+
+
 def test_an_instruction_is_read_from_a_file(episode: Episode, tmp_path: Path) -> None:
     (tmp_path / "task.md").write_text("Mend it.")
     episode.ok("start", "--task", "t", "--instruction", f"@{tmp_path / 'task.md'}", "--model", "u", "--id", "ep-one")
@@ -192,6 +208,9 @@ def test_what_contradicts_itself_is_a_question_of_usage(episode: Episode, tmp_pa
         ("start",),
         ("start", "--task", "t"),
         ("start", str(tmp_path / "a.json"), "--model", "u"),
+        ("start", str(tmp_path / "a.json"), "--rounds", "3"),
+        ("start", *ASKED, "--cost-limit", "1"),
+        ("start", *ASKED, "--stronger-key-variable", "K"),
         ("start", *ASKED, "--attempts", "2", "--id", "ep-one"),
         ("pause",),
         ("pause", "ep-one", "--job", "rl"),

@@ -40,10 +40,13 @@ def doctor(options: Options, ctx: click.Context, as_json: bool) -> None:
     from dsec.cli.output import print_json
     from dsec.cli.peer_checks import peer_checks
     from dsec.cli.settings import load
+    from dsec.cli.worker_checks import worker_check
+    from dsec.sdk.workers import worker_state_dir
 
     loaded = load(options)
     settings = msgspec.structs.replace(loaded.settings, state_dir=str(loaded.state_dir))
-    results = run_checks((*checks(loaded.state_dir), *peer_checks(settings)), as_root=os.geteuid() == 0)
+    worker = worker_check(worker_state_dir(options.state_dir))
+    results = run_checks((*checks(loaded.state_dir), *peer_checks(settings), worker), as_root=os.geteuid() == 0)
     if as_json:
         print_json(report(results))
     else:

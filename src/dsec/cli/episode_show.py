@@ -21,6 +21,12 @@ from dsec.episode.spec import EpisodeInfo, EpisodeSpec, EpisodeState, UnknownOpe
 from dsec.service.episodes import EpisodeService
 
 DEFAULT_ROUNDS = 10
+_REMEDIES = {
+    "image_not_found": "make the image on the node first: dsec image build, import or pull",
+    "backend_failed": "see that the model answers where the worker runs: curl URL/models; or name another by --model",
+    "capability_missing": "`dsec doctor` says how to get what the node lacks",
+}
+"""What mends the errors that stop episodes most often."""
 _EVENTS_OF_ROUND = 16
 """Events that a round is guessed to have, for where to begin to look."""
 
@@ -106,6 +112,8 @@ def needs(info: EpisodeInfo) -> Iterator[str]:
         yield from _question(info, unknown)
     if info.state is EpisodeState.STOPPED:
         yield ""
+        if info.error_code in _REMEDIES:
+            yield _REMEDIES[info.error_code]
         yield f"stopped by an error; to go on: dsec episode resume {info.episode_id} [--model URL]"
     elif info.state is EpisodeState.PAUSED:
         yield ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -65,14 +67,14 @@ def status(options: Options, worker_dir: Path | None, as_json: bool) -> None:
     if running:
         told["pid"] = int((directory / WORKER.lock).read_text() or 0)
         told["socket"] = str(directory / WORKER.socket)
-        told |= options.run_alone(lambda: _answer(directory))
+        told |= options.run_alone(lambda: answer(directory))
     if as_json:
         print_json(told)
     else:
         print_fields((name.replace("_", " "), _words(value)) for name, value in told.items())
 
 
-async def _answer(directory: Path) -> dict[str, object]:
+async def answer(directory: Path) -> dict[str, Any]:
     """Return what a worker says of its episodes; one that starts just now says nothing yet."""
     episodes = HttpEpisodes(Endpoint(url=f"unix:{directory / WORKER.socket}"))
     try:
@@ -88,7 +90,12 @@ async def _answer(directory: Path) -> dict[str, object]:
     }
 
 
+def states(value: Mapping[str, int]) -> str:
+    """Return in words how many episodes are where."""
+    return ", ".join(f"{count} {state}" for state, count in sorted(value.items())) or "none"
+
+
 def _words(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{count} {state}" for state, count in sorted(value.items())) or "none"
+        return states(value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
