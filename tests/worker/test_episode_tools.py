@@ -141,6 +141,17 @@ async def test_a_file_is_made_changed_and_read(node: Node) -> None:
     )
 
 
+@pytest.mark.parametrize(("first", "count"), [(1, 1), (2, 200), (90_000, 2), (99_999, 5), (100_000, 1), (100_001, 1)])
+async def test_lines_are_found_wherever_they_stand_in_a_file_of_very_many(node: Node, first: int, count: int) -> None:
+    lines = [f"line {number}" for number in range(1, 100_001)]
+    await node.write_file(BOX, "/tmp/long", "\r\n".join(lines).encode())
+    read = await do(node, ReadLines(path="long", first=first, count=count))
+    assert isinstance(read, FileContent)
+    wanted = "".join(f"{number}\tline {number}\n" for number in range(first, min(first + count, 100_001)))
+    assert read.content.text == (wanted or "[it has 100000 lines]\n")
+    assert read.truncated == (first + count <= 100_000)
+
+
 async def test_an_edit_keeps_the_permissions(node: Node) -> None:
     await node.write_file(BOX, "/tmp/run", b"#!/bin/sh\nfalse\n", permissions=0o755)
     await do(node, EditFile(path="run", old="false", new="true"))

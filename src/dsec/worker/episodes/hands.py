@@ -22,6 +22,7 @@ MAXIMUM_TEXT_BYTES = 16 * MIB
 SEARCH_OUTPUT_BYTES = 16 * KIB
 SEARCH_S = 60.0
 READ_BYTES = 32 * KIB
+_STRIDE = 64 * KIB
 
 
 class SandboxHands:
@@ -109,9 +110,7 @@ class SandboxHands:
             ) from error
 
     async def _read(self, call: ReadLines) -> FileContent:
-        lines = (await self._text(call.path)).splitlines()
-        shown, is_cut = _numbered(lines, call)
-        is_cut = is_cut or call.first - 1 + call.count < len(lines)
+        shown, is_cut = _numbered(await self._text(call.path), call)
         return FileContent(content=Content.of(shown.encode()), truncated=is_cut)
 
     async def _search(self, call: Search) -> ToolResult:
@@ -147,15 +146,37 @@ class SandboxHands:
         raise AlreadyExistsError(f"{path} is there already", resolution="give what is to be replaced as `old`")
 
 
-def _numbered(lines: list[str], call: ReadLines) -> tuple[str, bool]:
-    """Return the lines that are asked for, with their numbers, and whether that had to be cut."""
+def _numbered(text: str, call: ReadLines) -> tuple[str, bool]:
+    """Return the lines that are asked for, with their numbers, and whether more were asked for or are there.
+
+    The text is not cut into all its lines: a guest's file may have millions, each an object of ours.
+    """
+    total = text.count("\n") + (not text.endswith("\n") and bool(text))
+    begin = _beginning(text, call.first)
+    # What is beyond cannot be shown: a line is never shorter when its number stands before it.
+    lines = text[begin : begin + READ_BYTES + 1].split("\n")[: min(call.count, max(0, total - call.first + 1))]
     shown, length = "", 0
-    for number, line in enumerate(lines[call.first - 1 : call.first - 1 + call.count], start=call.first):
-        text = f"{number}\t{line}\n"
-        length += len(text.encode())
+    for number, line in enumerate(lines, start=call.first):
+        numbered = f"{number}\t{line.removesuffix(chr(13))}\n"
+        length += len(numbered.encode())
         if length > READ_BYTES:
             # A first line that is too long alone is shown as far as it goes: otherwise nothing of it could be seen.
-            shown = shown or text.encode()[:READ_BYTES].decode(errors="ignore") + "\n"
-            return f"{shown}[... cut in line {number} of {len(lines)} ...]\n", True
-        shown += text
-    return shown or f"[it has {len(lines)} lines]\n", False
+            shown = shown or numbered.encode()[:READ_BYTES].decode(errors="ignore") + "\n"
+            return f"{shown}[... cut in line {number} of {total} ...]\n", True
+        shown += numbered
+    return shown or f"[it has {total} lines]\n", call.first - 1 + call.count < total
+
+
+def _beginning(text: str, number: int) -> int:
+    """Return where a line begins, counted from 1; the end where there are not so many."""
+    position, left = 0, number - 1
+    while left and position < len(text):
+        found = text.count("\n", position, position + _STRIDE)
+        if found >= left:
+            break
+        position, left = position + _STRIDE, left - found
+    for _ in range(left):
+        position = text.find("\n", position) + 1
+        if not position:
+            return len(text)
+    return min(position, len(text))
