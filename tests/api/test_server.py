@@ -52,6 +52,19 @@ async def test_an_empty_token_is_refused(node: Node) -> None:
             pass
 
 
+async def test_what_stands_in_the_place_of_the_socket_is_no_crash_and_is_left(node: Node, short_dir: Path) -> None:
+    path = short_dir / "node.sock"
+    path.mkdir()
+    with pytest.raises(InvalidRequestError, match="cannot listen"):
+        async with serve(node, socket_path=path):
+            pass
+    path.rmdir()
+    async with serve(node, socket_path=path):
+        path.unlink()
+        path.write_text("somebody else's")
+    assert path.read_text() == "somebody else's"
+
+
 async def test_a_socket_path_that_is_too_long_is_a_typed_error(node: Node, short_dir: Path) -> None:
     deep = short_dir / ("d" * 100)
     deep.mkdir()

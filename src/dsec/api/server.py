@@ -79,10 +79,11 @@ async def serve(
         InvalidRequestError: an address cannot be bound, or the token is empty.
     """
     ends: list[tuple[socket.socket, Application]] = []
-    url = ""
+    url, bound = "", 0
     try:
         if socket_path is not None:
             ends.append((_bind_unix(socket_path), Application(service, token=None, limits=limits, face=face)))
+            bound = socket_path.stat().st_ino
         if tcp is not None:
             listener = _bind_tcp(tcp)
             ends.append((listener, Application(service, token=tcp.token, limits=limits, gate=gate, face=face)))
@@ -101,8 +102,17 @@ async def serve(
     finally:
         for listener, _ in ends:
             listener.close()
-        if socket_path is not None:
-            socket_path.unlink(missing_ok=True)
+        if socket_path is not None and bound:
+            _unlink_own(socket_path, bound)
+
+
+def _unlink_own(path: Path, inode: int) -> None:
+    """Take our socket away, and not what somebody has put in its place."""
+    try:
+        if path.stat().st_ino == inode:
+            path.unlink()
+    except OSError:
+        return
 
 
 def _authority(host: str, port: int) -> str:
