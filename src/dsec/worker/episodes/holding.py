@@ -24,6 +24,7 @@ from dsec.stores.episode_log_upload import LogUploader
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.parts import WorkerParts
 
+_WAKE_AGAIN_S = 1.0
 _EPOCHS = 1_000_000
 """More than a log can have (docs/formats/episode-log.md)."""
 
@@ -101,8 +102,12 @@ class Holding:
         if self.uploader is None:
             return
         with anyio.move_on_after(self._parts.settings.announce_s):
-            await self.uploader.wait_whole()
-            return
+            while True:
+                # An effect waits for this: the copy is woken again, where a whole state that is saved meanwhile or a
+                # disk that fails has left it asleep.
+                with anyio.move_on_after(_WAKE_AGAIN_S):
+                    await self.uploader.wait_whole()
+                    return
         raise OutsideUnavailableError(
             "the store did not take an announcement in time, so that what it announces was not begun",
             resolution="it is tried again; look at the store",
