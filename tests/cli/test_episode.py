@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from dsec.base.errors import (
     NotFoundError,
 )
 from dsec.cli import episode_parameters
+from dsec.cli.episode_asked import not_heard
 from dsec.cli.episode_specs import read_specs
 from dsec.cli.main import cli
 from dsec.episode.agent_calls import EditFile, Search, Submit, UnusableCall
@@ -129,6 +131,14 @@ def test_a_check_stronger_models_and_prices_are_options(episode: Episode) -> Non
     assert spec["policy"]["model"] == first
     assert spec["policy"]["stronger"] == [{"url": "http://l/v1", "name": "large", "key_variable": "LARGE"}]
     assert (spec["check"]["command"], spec["limits"]["cost_usd"]) == ("make test", 0.5)
+
+
+def test_a_model_that_nobody_serves_is_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as served:
+        url = f"http://127.0.0.1:{served.getsockname()[1]}/v1"
+        assert not_heard(url) == ""
+    assert "refused" in not_heard(url)
+    assert not_heard("u") == ""
 
 
 def test_a_stopped_episode_says_what_mends_it(one: Episode) -> None:

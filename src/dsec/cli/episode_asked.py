@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -24,6 +26,7 @@ from dsec.episode.spec import (
 from dsec.model.sandbox import SandboxSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
+_CONNECT_S = 2.0
 _PRICE = click.FloatRange(min=0)
 _OPTIONS = (
     click.option("--task", metavar="NAME", help="The task's name, instead of SPEC."),
@@ -131,6 +134,19 @@ def asked_spec(asked: Asked) -> EpisodeSpec:
         limits=limits if asked.rounds is None else msgspec.structs.replace(limits, rounds=asked.rounds),
         check=None if asked.check is None else EpisodeCheck(command=asked.check),
     )
+
+
+def not_heard(url: str) -> str:
+    """Say what keeps us from connecting to a model; empty: nothing does, or the URL is for others to judge."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        socket.create_connection((parts.hostname or "", port), _CONNECT_S).close()
+    except (ValueError, KeyError):
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _first(asked: Asked) -> ModelEndpoint:

@@ -10,7 +10,7 @@ import msgspec
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.episode_acting import tell
-from dsec.cli.episode_asked import Asked, asked_options, asked_spec, refuse_beside_spec
+from dsec.cli.episode_asked import Asked, asked_options, asked_spec, not_heard, refuse_beside_spec
 from dsec.cli.episode_specs import read_specs
 from dsec.cli.episode_watch import follow, show_event
 from dsec.cli.output import note, print_json, print_json_line
@@ -65,6 +65,9 @@ def start(
     if file is not None:
         refuse_beside_spec(click.get_current_context())
     specs = [asked_spec(asked)] if file is None else read_specs(file)
+    # Another host's worker sees another network.
+    if asked.model is not None and options.worker_url is None and (trouble := not_heard(asked.model)):
+        note(f"no model is heard at {asked.model}: {trouble}; it is tried for some minutes, then the episode stops")
     specs = [each for spec in specs for each in _attempts(_labelled(spec, job, labels), attempts)]
     if (episode_id is not None or watch) and len(specs) > 1:
         raise click.UsageError("--id and --watch are for one episode.")

@@ -122,7 +122,7 @@ def _decisions(experience: Experience, rules: RecoveryRules) -> list[dict[str, A
     return found
 
 
-def _expected(experience: Experience, rules: RecoveryRules) -> dict[str, float] | None:
+def _expected(experience: Experience, rules: RecoveryRules) -> dict[str, float | None] | None:
     """Return what the rules make of a submitted task; None: no beginning of one was seen, or none can be in time."""
     from dsec.base.errors import InvalidRequestError
     from dsec.episode.recovery_experience import Step
@@ -134,22 +134,24 @@ def _expected(experience: Experience, rules: RecoveryRules) -> dict[str, float] 
         outcome = expected_recovery(rules, experience)
     except InvalidRequestError:
         return None
+    priced = any(experience.estimate(*key).cost_usd is not None for key in experience.known())
     return {
         "passes": outcome.success_share,
         "in_time": outcome.timely_share,
-        "cost_usd": outcome.cost_usd,
+        "cost_usd": outcome.cost_usd if priced else None,
         "time_s": outcome.time_s,
     }
 
 
-def _told(expected: dict[str, float]) -> str:
+def _told(expected: dict[str, float | None]) -> str:
     from dsec.base.units import format_duration
     from dsec.cli.cost_output import money
 
-    passes, timely = (f"{100 * expected[name]:.1f}%" for name in ("passes", "in_time"))
+    passes, timely = (f"{100 * (expected[name] or 0.0):.1f}%" for name in ("passes", "in_time"))
     in_time = "" if passes == timely else f", in time with {timely}"
-    cost, time = money(expected["cost_usd"]), format_duration(expected["time_s"])
-    return f"a submitted task passes with {passes}{in_time}, and takes {time} and {cost} USD on average"
+    time, usd = format_duration(expected["time_s"] or 0.0), expected["cost_usd"]
+    cost = "at a cost that nobody knows" if usd is None else f"and {money(usd)} USD"
+    return f"a submitted task passes with {passes}{in_time}, and takes {time} {cost} on average"
 
 
 def _step_row(one: dict[str, Any]) -> tuple[str, ...]:

@@ -314,7 +314,7 @@ class EpisodeWorker:
     def _missing(self, episode_id: str) -> DsecError:
         if (error := self._unreadable.get(episode_id)) is not None:
             return type(error)(error.brief, detail=error.detail, resolution=error.resolution)
-        return NotFoundError(f"there is no episode {episode_id[:80]!r} here", resolution="list them")
+        return NotFoundError(f"there is no episode {episode_id[:80]!r} here", resolution="`dsec episode ls` lists them")
 
     async def list(self, query: EpisodeFilter = EpisodeFilter()) -> Sequence[EpisodeInfo]:
         """See the port."""
