@@ -477,7 +477,12 @@ class EpisodeDrive:
                     f"{operation_id[:80]} of {self.episode_id} waits for no verdict",
                     resolution="look at what is unknown of the episode",
                 )
-            await settle(holding.log, operation_id, verdict, result=result, by=by)
+            try:
+                await settle(holding.log, operation_id, verdict, result=result, by=by)
+            except DsecError:
+                # Whether the verdict is in the log is found out when that is opened anew.
+                self._wake_up()
+                raise
             if len(waits) == 1:
                 self._wake_up()
             self._tell()
