@@ -99,6 +99,8 @@ def test_rounds_in_which_every_tool_failed_are_seen() -> None:
         ("stuck", None, FailureKind.STUCK),
         ("backend_timeout", None, FailureKind.MODEL_FAILED),
         ("sandbox_exited", None, FailureKind.LOST),
+        ("cancelled", None, None),
+        ("cancelled", False, None),
     ],
 )
 def test_an_ended_episode_failed_as_its_code_and_grade_say(
@@ -128,6 +130,8 @@ def test_the_steps_of_an_episode_are_read_from_its_log() -> None:
     assert graded[-1].failed is check
     assert steps_taken(events, passed=None, checked=False, prices=PRICES) == []
     assert steps_taken(events, passed=None, checked=True, prices=Prices())[0].cost_usd is None
+    nameless = Prices(models={"": PRICES.models["m"]})
+    assert steps_taken(events, passed=None, checked=True, prices=nameless)[0].cost_usd == 1.0
 
 
 def test_a_call_that_came_to_nothing_is_repaired_or_another_model_goes_on() -> None:
@@ -159,5 +163,7 @@ def test_what_a_person_did_teaches_nothing() -> None:
         EpisodeEnded(reason="submitted"),
     ]
     assert steps_taken(events, passed=True, prices=PRICES) == []
+    cancelled = [EpisodeBegan(identity()), EpisodeEnded(reason="enough", error_code="cancelled")]
+    assert steps_taken(cancelled, passed=None, checked=True, prices=PRICES) == []
     steered = [*events[:2], EpisodeEnded(reason="submitted")]
     assert steps_taken(steered, passed=True, prices=PRICES) == []

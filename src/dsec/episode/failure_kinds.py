@@ -132,10 +132,15 @@ class _Runs:
 
 
 def failure_of_end(error_code: str, *, passed: bool | None) -> FailureKind | None:
-    """Return how an ended episode failed, by the code it ended with; None: it passed, or nobody said."""
+    """Return how an ended episode failed, by the code it ended with; None: it passed, or nobody said.
+
+    One that somebody cancelled was not let to the end: what it would have come to is not known, whatever it is graded.
+    """
     if passed:
         return None
     match error_code:
+        case "cancelled":
+            return None
         case "unusable_answers":
             return FailureKind.USELESS
         case _ if error_code in _LIMITED:

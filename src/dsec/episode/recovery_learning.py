@@ -92,7 +92,7 @@ def steps_taken(
         events: of its log.
         passed: what its grade says; None: it was not graded.
         checked: whether its submissions were checked, so that one that was accepted passed.
-        prices: of its models.
+        prices: of its models; those of one without a name are every other's.
     """
     reader = _Reader(prices)
     for event in events:
@@ -137,8 +137,8 @@ class _Reader:
         self._open.model = self._open.model or model_name(model)
         self._open.times_s.append(max(0.0, time_s))
         if usage.calls or usage.input_tokens or usage.output_tokens:
-            use = model_use(model, usage)
-            self._open.costs_usd.append(whole_cost_usd(use, self._prices.models.get(use.model)))
+            use, known = model_use(model, usage), self._prices.models
+            self._open.costs_usd.append(whole_cost_usd(use, known.get(use.model, known.get(""))))
 
     def _next(self, failed: FailureKind, step: Step, model: str, *, is_ours: bool = True) -> None:
         self._close(failed)
