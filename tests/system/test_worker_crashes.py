@@ -215,8 +215,11 @@ class Chaos:
             for service in self.world.services.values():
                 if self.draw.random() < 0.3:
                     service.faults.append(self.draw.choice(["lose", "drop", "503+", "503", "429@0"]))
-            await anyio.sleep(10 ** self.draw.uniform(-1.5, 0))
-            victim = self.draw.choices(["worker", "node", "database"], weights=[6, 2, 2])[0]
+            # The first to die is the worker, and early: few episodes may have ended before any other draw.
+            is_first = not sum(self.kills.values())
+            await anyio.sleep(10 ** self.draw.uniform(-1.5, -1 if is_first else 0))
+            weights = [1, 0, 0] if is_first else [6, 2, 2]
+            victim = self.draw.choices(["worker", "node", "database"], weights=weights)[0]
             self.kills[victim] += 1
             await anyio.to_thread.run_sync(getattr(self, f"_kill_{victim}"))
         for service in self.world.services.values():
