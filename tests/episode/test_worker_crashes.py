@@ -27,7 +27,7 @@ from dsec.testing.episode_checker import check_history
 from dsec.testing.simulated_disk import SimulatedDisk
 from dsec.testing.worker_crashes import Crashes, Tally
 from dsec.worker.episodes.drive import EpisodeDrive
-from dsec.worker.episodes.workspace import SandboxWorkspace
+from dsec.worker.episodes.environments.workspace import SandboxWorkspace
 from dsec.worker.outside.hands import OutsideHands
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -21,8 +21,8 @@ from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
 from dsec.testing.episodes_suite import until
 from dsec.testing.leaks import Leaks
+from dsec.worker.episodes.policies.tools import standard_tools
 from dsec.worker.episodes.ports import Finished, LifeContext, LoopPolicy, Proposal, Turn
-from dsec.worker.episodes.tools import standard_tools
 from dsec.worker.episodes.worker import EpisodeWorker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]

@@ -22,12 +22,12 @@ from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.testing.episodes import ended_as
 from dsec.testing.leaks import Leaks
+from dsec.worker.episodes.environments.workspace import SandboxWorkspace
 from dsec.worker.episodes.hands import SandboxHands
 from dsec.worker.episodes.loop import EpisodeLoop
+from dsec.worker.episodes.policies.scripted import ScriptedPolicy
+from dsec.worker.episodes.policies.tools import standard_tools
 from dsec.worker.episodes.ports import Proposal
-from dsec.worker.episodes.scripted import ScriptedPolicy
-from dsec.worker.episodes.tools import standard_tools
-from dsec.worker.episodes.workspace import SandboxWorkspace
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
 EPISODE = "ep-real"

@@ -22,11 +22,11 @@ from dsec.stores.episode_log_reading import read_episode_log
 from dsec.testing.episodes import ended_as
 from dsec.testing.memory_node import MemoryHost
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
+from dsec.worker.episodes.environments.workspace import SandboxWorkspace
 from dsec.worker.episodes.hands import SandboxHands
 from dsec.worker.episodes.loop import EpisodeLoop
-from dsec.worker.episodes.tool_calling import ToolCallingPolicy
-from dsec.worker.episodes.tools import standard_tools
-from dsec.worker.episodes.workspace import SandboxWorkspace
+from dsec.worker.episodes.policies.tool_calling import ToolCallingPolicy
+from dsec.worker.episodes.policies.tools import standard_tools
 
 pytestmark = pytest.mark.anyio
 BOX, EPISODE = "sbx-box", "ep-repair"

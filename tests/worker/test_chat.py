@@ -23,9 +23,9 @@ from dsec.testing.episodes import result
 from dsec.worker.chat.assembly import AnswerAssembly
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
 from dsec.worker.chat.port import ChatAnswer, ChatRequest, WrittenCall
+from dsec.worker.episodes.policies.tool_calling import ToolCallingPolicy, shown_result
+from dsec.worker.episodes.policies.tools import standard_tools
 from dsec.worker.episodes.ports import Proposal, Turn
-from dsec.worker.episodes.tool_calling import ToolCallingPolicy, shown_result
-from dsec.worker.episodes.tools import standard_tools
 
 pytestmark = pytest.mark.anyio
 Answer = Callable[[anyio.abc.SocketStream], Awaitable[None]]

@@ -31,9 +31,9 @@ from dsec.node.node import Node
 from dsec.service.content import ByteStream
 from dsec.testing.memory_node import MemoryHost
 from dsec.testing.memory_worker import MemoryWorker
-from dsec.worker.episodes.environment import StandardEnvironments
+from dsec.worker.episodes.environments.environment import StandardEnvironments
+from dsec.worker.episodes.policies.tools import standard_tools
 from dsec.worker.episodes.ports import Finished, LifeContext, LoopPolicy, Proposal, Turn
-from dsec.worker.episodes.tools import standard_tools
 from dsec.worker.episodes.worker import EpisodeWorker
 
 pytestmark = pytest.mark.anyio

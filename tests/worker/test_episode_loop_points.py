@@ -20,8 +20,8 @@ from dsec.testing.episode_world import DIRECTORY, START
 from dsec.testing.episodes import identity, result
 from dsec.testing.simulated_disk import SimulatedDisk
 from dsec.worker.episodes.loop import BY_SYSTEM, EpisodeLoop, LoopLimits, Waiting
+from dsec.worker.episodes.policies.scripted import ScriptedPolicy
 from dsec.worker.episodes.ports import Declared, Proposal
-from dsec.worker.episodes.scripted import ScriptedPolicy
 
 pytestmark = pytest.mark.anyio
 _EFFECTS = {effect.value: effect for effect in Effect}

@@ -30,9 +30,9 @@ from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
 from dsec.worker.episode_attempt import episode_id_of
 from dsec.worker.episodes.deciding import NoStrategy
-from dsec.worker.episodes.escalation import TreeRecovery
-from dsec.worker.episodes.policy_registry import PluginContext
+from dsec.worker.episodes.policies.registry import PluginContext
 from dsec.worker.episodes.ports import Finished, Proposal, RecoveryStrategy, Turn
+from dsec.worker.episodes.recovery.escalation import TreeRecovery
 from dsec.worker.episodes.worker import EpisodeWorker
 from dsec.worker.grades import read_grades
 from dsec.worker.job import JobEnd, RolloutRequest, run_rollout

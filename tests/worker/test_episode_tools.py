@@ -20,12 +20,12 @@ from dsec.stores.episode_log_group import GroupCommit
 from dsec.stores.episode_log_place import LogPlace
 from dsec.testing.episodes import ended_as
 from dsec.testing.memory_node import MemoryHost
+from dsec.worker.episodes.environments.workspace import SandboxWorkspace
 from dsec.worker.episodes.hands import SandboxHands
 from dsec.worker.episodes.loop import EpisodeLoop
+from dsec.worker.episodes.policies.scripted import ScriptedPolicy, replayed
+from dsec.worker.episodes.policies.tools import MAXIMUM_ARGUMENTS_BYTES, standard_tools
 from dsec.worker.episodes.ports import Proposal
-from dsec.worker.episodes.scripted import ScriptedPolicy, replayed
-from dsec.worker.episodes.tools import MAXIMUM_ARGUMENTS_BYTES, standard_tools
-from dsec.worker.episodes.workspace import SandboxWorkspace
 
 pytestmark = pytest.mark.anyio
 BOX, EPISODE = "sbx-box", "ep-tools"

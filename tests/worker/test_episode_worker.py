@@ -53,8 +53,8 @@ from dsec.testing.episodes_suite import LONG, collected, ended, is_in, outputs, 
 from dsec.testing.faulty_store import Faults, FaultyObjectStore
 from dsec.testing.memory_worker import QUICK, MemoryWorker
 from dsec.testing.simulated_disk import DiskFaults, SimulatedDisk
+from dsec.worker.episodes.policies.tools import standard_tools
 from dsec.worker.episodes.ports import Finished, Hands, LifeContext, LoopPolicy, Proposal, Turn
-from dsec.worker.episodes.tools import standard_tools
 from dsec.worker.episodes.worker import EpisodeWorker
 
 pytestmark = pytest.mark.anyio

@@ -23,8 +23,8 @@ from dsec.stores.objects import ObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.episodes_suite import until
 from dsec.worker.episodes.parts import WorkerSettings
+from dsec.worker.episodes.policies.tools import standard_tools
 from dsec.worker.episodes.ports import Finished, LifeContext, LoopPolicy, Proposal, Turn, hear_nothing
-from dsec.worker.episodes.tools import standard_tools
 from dsec.worker.episodes.worker import EpisodeWorker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

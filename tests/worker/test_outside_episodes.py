@@ -17,9 +17,9 @@ from dsec.episode.spec import EpisodeEnvironment, EpisodeInfo, EpisodeSpec, Epis
 from dsec.episode.tools import OutsideAnswer, ToolFailed
 from dsec.model.sandbox import SandboxSpec
 from dsec.testing.memory_worker import MemoryWorker
-from dsec.worker.episodes.policy_registry import Policies
+from dsec.worker.episodes.policies.registry import Policies
+from dsec.worker.episodes.policies.tools import ToolSet
 from dsec.worker.episodes.ports import Hands, LifeContext
-from dsec.worker.episodes.tools import ToolSet
 from dsec.worker.episodes.worker import EpisodeWorker
 from dsec.worker.outside.hands import OutsideHands
 from dsec.worker.outside.memory import MemoryLedger, MemoryOutside

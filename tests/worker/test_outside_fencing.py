@@ -19,9 +19,9 @@ from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.testing.faulty_store import Faults, FaultyObjectStore
 from dsec.testing.memory_node import MemoryHost
 from dsec.testing.memory_worker import MemoryWorker
-from dsec.worker.episodes.policy_registry import Policies
+from dsec.worker.episodes.policies.registry import Policies
+from dsec.worker.episodes.policies.tools import ToolSet
 from dsec.worker.episodes.ports import Hands, LifeContext
-from dsec.worker.episodes.tools import ToolSet
 from dsec.worker.episodes.worker import EpisodeWorker
 from dsec.worker.outside.hands import OutsideHands
 from dsec.worker.outside.memory import MemoryLedger, MemoryOutside

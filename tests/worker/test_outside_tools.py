@@ -24,7 +24,7 @@ from dsec.episode.spec import EpisodeSpec, OutsideSpec, ScriptPolicy
 from dsec.episode.tools import OutsideAnswer, Run, ToolFailed, ToolResult
 from dsec.testing.episodes import result
 from dsec.testing.http_service_with_keys import HttpServiceWithKeys
-from dsec.worker.episodes.tool_calling import shown_result
+from dsec.worker.episodes.policies.tool_calling import shown_result
 from dsec.worker.outside import registry
 from dsec.worker.outside.hands import OutsideHands
 from dsec.worker.outside.memory import MemoryLedger, MemoryOutside

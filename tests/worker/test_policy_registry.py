@@ -31,9 +31,9 @@ from dsec.service.port import SandboxService
 from dsec.service.state import StateService
 from dsec.testing.episodes import round_record
 from dsec.worker.episodes.hands import SandboxHands
-from dsec.worker.episodes.policy_registry import PluginContext, Policies
+from dsec.worker.episodes.policies.registry import PluginContext, Policies
+from dsec.worker.episodes.policies.tool_calling import ToolCallingPolicy
 from dsec.worker.episodes.ports import Finished, LifeContext, LoopPolicy, Proposal, Turn
-from dsec.worker.episodes.tool_calling import ToolCallingPolicy
 
 pytestmark = pytest.mark.anyio
 EPISODE = "ep-one"

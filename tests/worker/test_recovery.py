@@ -38,8 +38,8 @@ from dsec.testing.memory_worker import MemoryWorker
 from dsec.testing.scripted_chat import Answer, Breaks, Refuses, Says, ScriptedChat, Silent, Wastes, shell, submit
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
 from dsec.worker.chat.port import ChatRequest
-from dsec.worker.episodes import policy_registry
-from dsec.worker.episodes.escalation import TreeRecovery, check_recovery
+from dsec.worker.episodes.policies import registry
+from dsec.worker.episodes.recovery.escalation import TreeRecovery, check_recovery
 from dsec.worker.episodes.worker import EpisodeWorker
 from dsec.worker.experience import EXPERIENCE_NAME, read_experience
 
@@ -54,14 +54,14 @@ LOOK = shell("echo same")
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver asks a service that failed once only: how often it does is tested elsewhere."""
-    made = policy_registry.chat_settings
+    made = registry.chat_settings
 
     def chat_settings(*arguments: Any) -> Any:
         from dataclasses import replace
 
         return replace(made(*arguments), backoff_s=())
 
-    monkeypatch.setattr(policy_registry, "chat_settings", chat_settings)
+    monkeypatch.setattr(registry, "chat_settings", chat_settings)
 
 
 class Played:

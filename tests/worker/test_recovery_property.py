@@ -19,8 +19,8 @@ from dsec.episode.spec import AgentPolicy, EpisodeLimits, EpisodeRecovery, Episo
 from dsec.episode.tools import CommandOutput, Run, ToolFailed, ToolResult
 from dsec.episode.totals import EpisodeTotals, Steering
 from dsec.testing.episodes import round_record
-from dsec.worker.episodes.escalation import TreeRecovery
 from dsec.worker.episodes.ports import Escalate, Finished, GoOn, Situation
+from dsec.worker.episodes.recovery.escalation import TreeRecovery
 
 MODELS = tuple(ModelEndpoint(url="http://127.0.0.1:1/v1", name=name) for name in ("small", "big", "biggest"))
 LOOKS = ("well", "same", "useless", "refused", "tools_failed")

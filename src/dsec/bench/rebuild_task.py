@@ -27,7 +27,7 @@ from dsec.gateway.endpoint import replaying
 from dsec.gateway.server import serve
 from dsec.model.sandbox import Resources, SandboxFilter, SandboxSpec
 from dsec.node.node import Node
-from dsec.worker.episodes.episode_sandboxes import EPISODE_KEY
+from dsec.worker.episodes.environments.sandboxes import EPISODE_KEY
 from dsec.worker.episodes.worker import EpisodeWorker
 
 ROUNDS = 3

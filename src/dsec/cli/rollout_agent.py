@@ -144,7 +144,7 @@ async def _endpoint(given: AgentOptions, url: str, name: str, *, priced: bool) -
 
     from dsec.episode.endpoint import ModelEndpoint
     from dsec.worker.chat.http import HttpChatModel
-    from dsec.worker.episodes.policy_registry import chat_settings
+    from dsec.worker.episodes.policies.registry import chat_settings
 
     endpoint = ModelEndpoint(
         url=url,

@@ -50,7 +50,7 @@ from dsec.verification.stages import Stage
 from dsec.worker.attempt import LIFETIME_SLACK_S, Attempt, Try
 from dsec.worker.episode_play import EpisodePlay
 from dsec.worker.episodes.drive import CANCELLED
-from dsec.worker.episodes.episode_sandboxes import EPISODE_KEY
+from dsec.worker.episodes.environments.sandboxes import EPISODE_KEY
 from dsec.worker.episodes.ports import first_version
 from dsec.worker.play import PolicyEnd
 from dsec.worker.policies.port import PolicyContext

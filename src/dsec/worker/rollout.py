@@ -22,7 +22,7 @@ from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
 from dsec.worker.attempt import Attempt, AttemptContext
 from dsec.worker.episode_attempt import EpisodeAttempt
-from dsec.worker.episodes.episode_sandboxes import EPISODE_KEY
+from dsec.worker.episodes.environments.sandboxes import EPISODE_KEY
 from dsec.worker.output import OutputDirectory
 from dsec.worker.policies.episodes import EpisodeOptions
 from dsec.worker.policies.port import PolicySource

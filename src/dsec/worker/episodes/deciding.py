@@ -22,8 +22,8 @@ from dsec.episode.log_events import EpisodeSteered, ModelChanged, ModelFailed
 from dsec.episode.spec import EpisodeSpec, ScriptPolicy
 from dsec.stores.episode_log_group import DurableLog
 from dsec.worker.chat.port import used_in_vain
-from dsec.worker.episodes.foreign import contained
 from dsec.worker.episodes.gate import Gate
+from dsec.worker.episodes.policies.foreign import contained
 from dsec.worker.episodes.ports import (
     Course,
     Environment,

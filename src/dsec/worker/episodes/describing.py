@@ -11,9 +11,9 @@ from dsec.episode.episode_progress import EpisodeProgress
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.recovery import AwaitVerdict
 from dsec.episode.spec import EpisodeInfo, EpisodeSpec, EpisodeState, UnknownOperation
-from dsec.worker.episodes.escalation import spent_usd
 from dsec.worker.episodes.holding import Holding
 from dsec.worker.episodes.lives import first_model
+from dsec.worker.episodes.recovery.escalation import spent_usd
 from dsec.worker.episodes.shelf import KeptSpec
 
 

@@ -22,16 +22,16 @@ from dsec.episode.failure_kinds import DEADLINE_PASSED
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.log_events import EpisodeEnded, LifeBegan, LogEvent, ModelChanged, StateSaved
 from dsec.episode.spec import AgentPolicy, EpisodeSpec, ReplayPolicy, ScriptPolicy
-from dsec.worker.episodes.checking import checked_hands, declared_checked
 from dsec.worker.episodes.deciding import Around
-from dsec.worker.episodes.enduring import EnduringHands
 from dsec.worker.episodes.gate import Gate
 from dsec.worker.episodes.holding import Holding
 from dsec.worker.episodes.loop import EpisodeLoop, LoopLimits, Waiting
 from dsec.worker.episodes.parts import WorkerParts
 from dsec.worker.episodes.ports import Environment, LifeContext, LoopPolicy
+from dsec.worker.episodes.recovery.checking import checked_hands, declared_checked
+from dsec.worker.episodes.recovery.enduring import EnduringHands
+from dsec.worker.episodes.recovery.strategies import enforced_deadline_s
 from dsec.worker.episodes.stopwatch import Stopwatch
-from dsec.worker.episodes.strategies import enforced_deadline_s
 from dsec.worker.episodes.window import DEFAULT_WINDOW_BYTES, RoundWindow
 
 _STATE_TRIES_BYTES = 1 << 20

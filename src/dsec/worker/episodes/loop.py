@@ -53,9 +53,9 @@ from dsec.episode.recovery import (
 )
 from dsec.episode.tools import Run, ToolFailed, ToolResult, UploadArchive, WriteFile
 from dsec.stores.episode_log_group import DurableLog
-from dsec.worker.episodes.checking import is_checked
 from dsec.worker.episodes.deciding import Around, Decider
 from dsec.worker.episodes.ports import Declare, EpisodePolicy, Finished, Hands, Proposal, Workspace
+from dsec.worker.episodes.recovery.checking import is_checked
 from dsec.worker.episodes.results import bounded_result
 from dsec.worker.episodes.window import RoundWindow
 

@@ -8,7 +8,7 @@ from dsec.service.port import SandboxService
 from dsec.service.state import StateService
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.parts import WorkerSettings
-from dsec.worker.episodes.policy_registry import Policies
+from dsec.worker.episodes.policies.registry import Policies
 from dsec.worker.episodes.worker import EpisodeWorker
 from dsec.worker.outside.registry import OutsideSystems
 

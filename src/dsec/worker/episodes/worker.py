@@ -51,10 +51,9 @@ from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.episode_log_remote import read_stored_log
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.drive import EpisodeDrive
-from dsec.worker.episodes.environment import StandardEnvironments
-from dsec.worker.episodes.escalation import check_recovery
+from dsec.worker.episodes.environments.environment import StandardEnvironments
 from dsec.worker.episodes.parts import WorkerParts, WorkerSettings
-from dsec.worker.episodes.policy_registry import Policies
+from dsec.worker.episodes.policies.registry import Policies
 from dsec.worker.episodes.ports import (
     EnvironmentFactory,
     Hands,
@@ -64,7 +63,8 @@ from dsec.worker.episodes.ports import (
     RecoveryStrategy,
 )
 from dsec.worker.episodes.process_limits import fit_process, trim_now_and_then
-from dsec.worker.episodes.recoveries import Recoveries
+from dsec.worker.episodes.recovery.escalation import check_recovery
+from dsec.worker.episodes.recovery.recoveries import Recoveries
 from dsec.worker.episodes.results import bounded_result
 from dsec.worker.episodes.shelf import SPEC_VERSION, KeptSpec, Shelf
 from dsec.worker.episodes.watching import watch

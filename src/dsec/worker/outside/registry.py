@@ -17,9 +17,9 @@ from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.episode.agent_calls import AgentCall, OutsideCall
 from dsec.episode.spec import EpisodeSpec, OutsideSpec
 from dsec.model.value import Value
-from dsec.worker.episodes.policy_registry import shipped_tools
+from dsec.worker.episodes.policies.registry import shipped_tools
+from dsec.worker.episodes.policies.tools import Tool, ToolSet
 from dsec.worker.episodes.ports import Hands, LifeContext
-from dsec.worker.episodes.tools import Tool, ToolSet
 from dsec.worker.outside.hands import OutsideHands
 from dsec.worker.outside.http import HttpOptions, HttpOutside
 from dsec.worker.outside.parameters import arguments_type

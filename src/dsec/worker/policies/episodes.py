@@ -1,7 +1,7 @@
 """Policies whose play is an episode: a durable loop with a log of its own, in a worker, in the place of `Play`.
 
 ``agent`` asks a chat model, ``scaffold:COMMAND`` runs a scaffold of one's own in the sandbox, ``episode:NAME`` and
-``episode:module:attribute`` are plug-ins of episodes (`dsec.worker.episodes.policy_registry`).
+``episode:module:attribute`` are plug-ins of episodes (`dsec.worker.episodes.policies.registry`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dsec.base.units import format_duration
 from dsec.episode.agent_calls import AgentCall, EditFile, OutsideCall, ReadLines, Search, Submit, UnusableCall
 from dsec.episode.operations import RoundRecord
 from dsec.episode.tools import ReadFile, Run, UploadArchive, WriteFile
-from dsec.worker.episodes.tool_calling import shown_result
+from dsec.worker.episodes.policies.tool_calling import shown_result
 
 MOST_ROUNDS = 40
 """Shown of an episode: the first and the last half."""

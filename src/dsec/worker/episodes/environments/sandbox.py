@@ -33,17 +33,17 @@ from dsec.episode.totals import EnvironmentKind
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.model.state import CheckpointRequest, RestoreRequest, SnapshotRequest
-from dsec.worker.episodes.environment_meter import EnvironmentMeter
-from dsec.worker.episodes.episode_sandboxes import (
+from dsec.worker.episodes.environments.meter import EnvironmentMeter
+from dsec.worker.episodes.environments.sandboxes import (
     EPISODE_KEY,
     JOB_KEY,
     episode_sandbox_id,
     episode_sandbox_spec,
     episode_sandboxes,
 )
+from dsec.worker.episodes.environments.workspace import SandboxWorkspace
 from dsec.worker.episodes.hands import SandboxHands
 from dsec.worker.episodes.ports import LifeContext, first_version
-from dsec.worker.episodes.workspace import SandboxWorkspace
 
 _BARE_PROCESSES = 1
 """The init program. What a sandbox runs beyond it before any tool, such as an image's entrypoint, is counted."""

@@ -25,7 +25,7 @@ import anyio
 
 from dsec.base.errors import CapabilityMissingError, DsecError
 from dsec.episode.spec import EnvironmentMode
-from dsec.worker.episodes.environment_sandbox import EnvironmentSandbox
+from dsec.worker.episodes.environments.sandbox import EnvironmentSandbox
 from dsec.worker.episodes.ports import LifeContext
 
 CLEAN_UP_S = 60.0

@@ -29,13 +29,13 @@ from dsec.episode.spec import EnvironmentMode
 from dsec.episode.tool_prediction import ToolTransitions, tools_of
 from dsec.episode.totals import EnvironmentKind
 from dsec.model.process import CommandRequest
-from dsec.worker.episodes.environment_ahead import Gap, GapPlan
-from dsec.worker.episodes.environment_habits import EnvironmentHabits
-from dsec.worker.episodes.environment_keeping import CLEAN_UP_S, Keepings
-from dsec.worker.episodes.environment_meter import EnvironmentMeter
-from dsec.worker.episodes.environment_sandbox import EnvironmentSandbox, is_untouched, lost_is_platform
-from dsec.worker.episodes.environment_workspace import EnvironmentWorkspace
-from dsec.worker.episodes.episode_sandboxes import remove_episode_sandboxes
+from dsec.worker.episodes.environments.ahead import Gap, GapPlan
+from dsec.worker.episodes.environments.files import EnvironmentWorkspace
+from dsec.worker.episodes.environments.habits import EnvironmentHabits
+from dsec.worker.episodes.environments.keeping import CLEAN_UP_S, Keepings
+from dsec.worker.episodes.environments.meter import EnvironmentMeter
+from dsec.worker.episodes.environments.sandbox import EnvironmentSandbox, is_untouched, lost_is_platform
+from dsec.worker.episodes.environments.sandboxes import remove_episode_sandboxes
 from dsec.worker.episodes.ports import Environment, Hands, LifeContext, Workspace, hear_nothing
 
 PREPARATION_S = 600.0

@@ -28,7 +28,7 @@ from dsec.episode.spec import AgentPolicy, EpisodeSpec, ScaffoldPolicy
 from dsec.episode.totals import EpisodeTotals
 from dsec.episode.use import ModelUse
 from dsec.worker.episodes.ports import Course, Escalate, Finished, GoOn, Situation
-from dsec.worker.episodes.strategies import enforced_deadline_s, limit_reached
+from dsec.worker.episodes.recovery.strategies import enforced_deadline_s, limit_reached
 
 TOOLS_FAILED_ROUNDS = 5
 _WAITS_S = (5.0, 30.0, 120.0)

@@ -24,8 +24,8 @@ from dsec.episode.operations import RoundRecord
 from dsec.episode.tools import CommandOutput, FileContent, FileWritten, OutsideAnswer, ToolFailed, ToolResult
 from dsec.episode.totals import Steering
 from dsec.worker.chat.port import ChatAnswer, ChatModel, ChatRequest, WrittenCall
+from dsec.worker.episodes.policies.tools import ToolSet
 from dsec.worker.episodes.ports import Finished, Proposal, Turn
-from dsec.worker.episodes.tools import ToolSet
 
 DEFAULT_HISTORY_BYTES = 400 * KIB
 """Of results that are shown; some 100,000 tokens."""

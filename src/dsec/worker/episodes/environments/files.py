@@ -2,7 +2,7 @@
 
 A version is looked for where it is cheapest: as a checkpoint of the present sandbox, as a snapshot in the store, and
 last by doing again what the log says, from the newest snapshot on or from the sandbox's beginning
-(`dsec.worker.episodes.environment_replay`). What was brought back is a checkpoint of the same name again.
+(`dsec.worker.episodes.environments.replay`). What was brought back is a checkpoint of the same name again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from dsec.episode.operations import RoundRecord
 from dsec.episode.spec import LostFiles
 from dsec.episode.totals import EnvironmentKind
 from dsec.model.state import CheckpointRequest
-from dsec.worker.episodes.checking import checked_hands
-from dsec.worker.episodes.environment_meter import EnvironmentMeter
-from dsec.worker.episodes.environment_replay import ReplayReport, check_replayable, replay, rounds_between
-from dsec.worker.episodes.environment_sandbox import EnvironmentSandbox, is_untouched, lost_is_platform, wanted_versions
+from dsec.worker.episodes.environments.meter import EnvironmentMeter
+from dsec.worker.episodes.environments.replay import ReplayReport, check_replayable, replay, rounds_between
+from dsec.worker.episodes.environments.sandbox import (
+    EnvironmentSandbox,
+    is_untouched,
+    lost_is_platform,
+    wanted_versions,
+)
 from dsec.worker.episodes.ports import LifeContext, first_version
+from dsec.worker.episodes.recovery.checking import checked_hands
 
 
 class EnvironmentWorkspace:

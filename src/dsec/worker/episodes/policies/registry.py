@@ -21,12 +21,12 @@ from dsec.episode.identity import ModelIdentity
 from dsec.episode.operations import Effect
 from dsec.episode.spec import AgentPolicy, EpisodeSpec, PluginPolicy, ReplayPolicy, ScaffoldPolicy, ScriptPolicy
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
-from dsec.worker.episodes.foreign import foreign_failure
+from dsec.worker.episodes.policies.foreign import foreign_failure
+from dsec.worker.episodes.policies.scaffold import ScaffoldCommand, check_scaffold, declare_scaffold
+from dsec.worker.episodes.policies.scripted import ScriptedPolicy, replayed
+from dsec.worker.episodes.policies.tool_calling import SYSTEM, ToolCallingPolicy
+from dsec.worker.episodes.policies.tools import ToolSet, standard_tools
 from dsec.worker.episodes.ports import EpisodePolicy, LifeContext, LoopPolicy, Proposal
-from dsec.worker.episodes.scaffold import ScaffoldCommand, check_scaffold, declare_scaffold
-from dsec.worker.episodes.scripted import ScriptedPolicy, replayed
-from dsec.worker.episodes.tool_calling import SYSTEM, ToolCallingPolicy
-from dsec.worker.episodes.tools import ToolSet, standard_tools
 
 GROUP = "dsec.episode_policies"
 

@@ -22,8 +22,8 @@ from dsec.episode.recovery_learning import steps_taken
 from dsec.episode.spec import EpisodeSpec
 from dsec.stores.episode_log_disk import Disk, HostDisk
 from dsec.stores.episode_log_reading import read_episode_log
-from dsec.worker.episodes.escalation import TreeRecovery, prices_of
 from dsec.worker.episodes.ports import RecoveryStrategy
+from dsec.worker.episodes.recovery.escalation import TreeRecovery, prices_of
 from dsec.worker.experience import ExperienceBook
 
 

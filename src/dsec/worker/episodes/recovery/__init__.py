@@ -1,0 +1,1 @@
+"""What is done about an episode that does not go well: check, repair, escalate, endure, stop."""
