@@ -321,7 +321,7 @@ def test_rounds_are_shown_with_what_was_said_and_done(one: Episode) -> None:
         OperationsRunning(number=2, operations=("ep-one.r2.d1.c0",)),
         OperationFinished(number=2, operation="ep-one.r2.d1.c0", result=Uploaded()),
         RoundAbandoned(number=2, reason="the model was changed"),
-        ModelFailed(number=2, error_code="model_unavailable", duration_s=30.0),
+        ModelFailed(number=2, error_code="model_unavailable", duration_s=30.0, brief="http://m answered 500: \x1bfull"),
         ModelChanged(model=ModelIdentity(name="big"), reason="three failures"),
         EpisodeHeld(at_s=1.0),
         EpisodeReleased(at_s=2.0),
@@ -340,6 +340,7 @@ def test_rounds_are_shown_with_what_was_said_and_done(one: Episode) -> None:
     assert "edit   a.py  -> 2.0 KiB written" in shown
     assert "no call: fly  -> failed: no such tool" in shown
     assert "round 2: given up: the model was changed" in shown
+    assert "the model failed after 30.0 s: model_unavailable: http://m answered 500: \\x1bfull" in shown
     assert "another model decides, big: three failures" in shown
     assert "sbx-a" not in shown
     assert shown.rstrip().endswith("ended: submitted")

@@ -429,7 +429,10 @@ async def test_a_model_that_never_answers_is_cancelled(place: MemoryWorker) -> N
 async def test_a_failure_of_the_platform_is_tried_again_and_one_of_the_policy_stops_the_episode(
     place: MemoryWorker,
 ) -> None:
-    errors: list[Exception] = [NodeUnavailableError("the node is away"), BackendFailedError("m broke off")]
+    errors: list[Exception] = [
+        NodeUnavailableError("the node is away"),
+        BackendFailedError("m broke off", detail="it was\nfull"),
+    ]
 
     async def decide(turn: Turn) -> Proposal | Finished:
         if errors:
@@ -441,7 +444,9 @@ async def test_a_failure_of_the_platform_is_tried_again_and_one_of_the_policy_st
         await worker.start(DECIDED, episode_id="ep-a")
         events = await collected(worker, "ep-a")
         failed = [each.event for each in events if isinstance(each.event, ModelFailed)]
-        assert [(each.number, each.error_code) for each in failed] == [(1, "backend_failed")]
+        assert [(each.number, each.error_code, each.brief) for each in failed] == [
+            (1, "backend_failed", "m broke off: it was full")
+        ]
         info = await worker.get("ep-a")
         assert (info.lives, info.usage.input_tokens, info.usage.calls) == (3, 3, 2)
         errors += [ValueError("a mistake")]

@@ -34,6 +34,7 @@ from dsec.episode.spec import (
 from dsec.episode.tools import CommandOutput
 from dsec.model.sandbox import SandboxSpec
 from dsec.node.node import Node
+from dsec.testing.episodes_suite import until
 from dsec.testing.memory_worker import MemoryWorker
 from dsec.testing.scripted_chat import Answer, Breaks, Refuses, Says, ScriptedChat, Silent, Wastes, shell, submit
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
@@ -392,6 +393,18 @@ async def test_a_failed_call_is_in_the_ledger_with_what_it_used(tmp_path: Path) 
     (failed,) = (event for event in played.events if isinstance(event, ModelFailed))
     assert (failed.model.name, failed.usage.input_tokens, failed.usage.calls) == ("small", 1000, 1)
     assert played.info.usage.input_tokens == 2000
+
+
+async def test_while_a_model_is_asked_again_the_episode_says_why(tmp_path: Path) -> None:
+    place = MemoryWorker(tmp_path, options={"strategy": lambda spec: TreeRecovery(spec, waits_s=(60.0,))})
+    async with ScriptedChat({"small": [Breaks()]}).served() as chat, place.opened() as episodes:
+        started = await episodes.start(spec(chat, stronger=False))
+        info = await until(episodes, started.episode_id, lambda info: bool(info.error_code))
+        assert (info.state, info.error_code) == (EpisodeState.RUNNING, "backend_failed")
+        assert chat.url in info.reason
+        assert "tried again" in info.reason
+        info = await episodes.cancel(started.episode_id, reason="enough")
+        assert (info.reason, info.error_code) == ("enough", "cancelled")
 
 
 async def test_a_check_is_done_again_when_lost_files_are_made_again(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def _line(event: LogEvent) -> str:
             return f"round {event.number}: given up: {printable(event.reason)}"
         case ModelFailed():
             took = format_duration(event.duration_s)
-            return f"round {event.number}: the model failed after {took}: {event.error_code}{_model(event.model)}"
+            said = f": {printable(event.brief)}" if event.brief else ""
+            return f"round {event.number}: the model failed after {took}: {event.error_code}{_model(event.model)}{said}"
         case ModelChanged():
             return f"another model decides{_model(event.model)}: {printable(event.reason)}"
         case StateSaved():

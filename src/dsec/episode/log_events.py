@@ -144,6 +144,7 @@ class ModelFailed(Value, frozen=True, tag="model_failed", tag_field="event", omi
         usage: as far as anybody knows.
         error_code: of what went wrong.
         duration_s: how long it took.
+        brief: what went wrong, in at most 300 characters; empty in logs of programs that did not write it.
     """
 
     number: int
@@ -151,6 +152,7 @@ class ModelFailed(Value, frozen=True, tag="model_failed", tag_field="event", omi
     usage: TokenUsage = TokenUsage()
     error_code: str = ""
     duration_s: float = 0.0
+    brief: str = ""
 
 
 class ModelChanged(Value, frozen=True, tag="model", tag_field="event", omit_defaults=True):

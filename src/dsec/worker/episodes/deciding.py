@@ -16,6 +16,7 @@ import anyio
 
 from dsec.base.clock import Clock
 from dsec.base.errors import BackendFailedError, CallerError, DsecError
+from dsec.episode.content import recordable
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity
 from dsec.episode.log_events import EpisodeSteered, ModelChanged, ModelFailed
@@ -40,6 +41,9 @@ from dsec.worker.episodes.ports import (
 )
 from dsec.worker.episodes.window import DEFAULT_WINDOW_BYTES, RoundWindow
 
+_BRIEF_CHARACTERS = 300
+"""Of what is written down of a failure (docs/formats/episode-log.md)."""
+
 MakePolicy = Callable[[ModelEndpoint | None], Awaitable[LoopPolicy]]
 
 
@@ -57,6 +61,10 @@ class NoStrategy:
         return None
 
 
+def _tell_nobody(error: DsecError | None) -> None:
+    del error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
     """What stands around a loop; the defaults are a loop by itself.
@@ -72,6 +80,7 @@ class Around:
         announced: called behind an announcement and in front of its effect; what it raises as `OutsideUnavailableError`
             keeps the effect from happening.
         after_commit: called between rounds, once one is committed.
+        trouble: hears why a decision failed, and None once one did not.
     """
 
     spec: EpisodeSpec = field(default_factory=lambda: EpisodeSpec(task="", policy=ScriptPolicy(rounds=())))
@@ -83,6 +92,7 @@ class Around:
     elapsed_s: Callable[[], float] | None = None
     announced: Callable[[], Awaitable[None]] | None = None
     after_commit: Callable[[RoundWindow], Awaitable[None]] | None = None
+    trouble: Callable[[DsecError | None], None] = field(default=_tell_nobody)
 
 
 def no_environment(number: int) -> AbstractAsyncContextManager[Callable[[str], None]]:
@@ -170,9 +180,12 @@ class Decider:
         surround = environment.deciding if environment is not None else no_environment
         async with surround(number) as hear:
             try:
-                return await self._ask(self._turn(hear))
+                decided = await self._ask(self._turn(hear))
             except DsecError as error:
                 failed = error
+            else:
+                self._around.trouble(None)
+                return decided
         if isinstance(failed, BackendFailedError):
             await self._log.note(
                 ModelFailed(
@@ -181,9 +194,11 @@ class Decider:
                     usage=used_in_vain(failed),
                     error_code=failed.code,
                     duration_s=round(anyio.current_time() - began_s, 6),
+                    brief=_in_short(failed),
                 )
             )
             await self._log.flush()  # Saved at once, or nobody who follows would see why nothing happens.
+            self._around.trouble(failed)
         return failed
 
     async def _ask(self, turn: Turn) -> Proposal | Finished:
@@ -238,3 +253,10 @@ class Decider:
         identity = self._progress.identity
         assert identity is not None
         return identity
+
+
+def _in_short(error: DsecError) -> str:
+    """Return what was wrong and what was seen, in a line; the service may have said any of it."""
+    words = " ".join(f"{error.brief}: {error.detail}".split()) if error.detail else error.brief
+    words = recordable(words)
+    return words if len(words) <= _BRIEF_CHARACTERS else f"{words[: _BRIEF_CHARACTERS - 3]}..."

@@ -85,6 +85,7 @@ class EpisodeDrive:
         self._on_ended = on_ended
         self._reason = ""
         self._error: DsecError | None = None
+        self._trouble: DsecError | None = None
         self._holding: Holding | None = None
         self._rounds: RoundWindow | None = None
         self._life: Life | None = None
@@ -118,11 +119,14 @@ class EpisodeDrive:
         """Return what is known of it now."""
         if self._holding is not None:
             self._last = describe(self.episode_id, self.kept, self._holding, self._waiting)
+        reason, error = self._reason, self._error
+        if error is None and self._trouble is not None and self.state in (EpisodeState.QUEUED, EpisodeState.RUNNING):
+            error, reason = self._trouble, reason or _again(self._trouble)
         return replace(
             self._last,
             state=self.state,
-            reason=self._reason,
-            error_code=self._error.code if self._error is not None else self._last.error_code,
+            reason=reason,
+            error_code=error.code if error is not None else self._last.error_code,
             sandbox_id=self._life.sandbox_id if self._life is not None else "",
         )
 
@@ -138,6 +142,11 @@ class EpisodeDrive:
     def _set(self, state: EpisodeState, reason: str = "", error: DsecError | None = None) -> None:
         # The log has all of it; this is told with each listing.
         self.state, self._reason, self._error = state, shortened(reason, MAXIMUM_REASON_BYTES), error
+        self._tell()
+
+    def _hear_trouble(self, error: DsecError | None) -> None:
+        """What is wrong while the loop runs and asks again: somebody may be waiting for it."""
+        self._trouble = error
         self._tell()
 
     def _tell(self) -> None:
@@ -269,8 +278,15 @@ class EpisodeDrive:
         outcome: EpisodeEnded | Waiting | CutShort | None = None
         with anyio.CancelScope() as self._scope:
             async with self._parts.loops:
-                life = Life(self._parts, self.episode_id, self.spec, holding, self._rounds, self._sandboxes_ended)
-                self._life = life
+                life = self._life = Life(
+                    self._parts,
+                    self.episode_id,
+                    self.spec,
+                    holding,
+                    self._rounds,
+                    self._sandboxes_ended,
+                    self._hear_trouble,
+                )
                 self._set(EpisodeState.RUNNING)
                 try:
                     outcome = await life.run()
@@ -302,7 +318,7 @@ class EpisodeDrive:
             await self._stop(error)
             return
         await self._drop_broken()
-        self._set(EpisodeState.QUEUED, f"{error.brief}; it is tried again", error)
+        self._set(EpisodeState.QUEUED, _again(error), error)
         wake = self._wake = anyio.Event()
         with anyio.move_on_after(delay_s):
             await wake.wait()
@@ -320,7 +336,7 @@ class EpisodeDrive:
             await self.aclose()
 
     async def _stop(self, error: DsecError) -> None:
-        self._scope, self._life = None, None
+        self._scope, self._life, self._trouble = None, None, None
         await self._drop_broken()
         self._cancelled = None
         self._set(EpisodeState.STOPPED, error.brief, error)
@@ -486,6 +502,10 @@ class EpisodeDrive:
             if len(waits) == 1:
                 self._wake_up()
             self._tell()
+
+
+def _again(error: DsecError) -> str:
+    return shortened(f"{error.brief}; it is tried again", MAXIMUM_REASON_BYTES)
 
 
 def _is_worth_a_try(error: DsecError) -> bool:

@@ -8,6 +8,7 @@ when it has to stand still: see `dsec.worker.episodes.gate`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -79,6 +80,7 @@ class Life:
         holding: its log.
         rounds: the newest committed rounds.
         sandboxes_ended: how often the sandbox ended under an operation, by its id, in all lives so far.
+        trouble: hears why a decision failed that is asked for again, and None once one did not.
     """
 
     def __init__(
@@ -89,12 +91,14 @@ class Life:
         holding: Holding,
         rounds: RoundWindow,
         sandboxes_ended: Counter[str],
+        trouble: Callable[[DsecError | None], None],
     ) -> None:
         self._parts = parts
         self._spec = spec
         self._holding = holding
         self._rounds = rounds
         self._sandboxes_ended = sandboxes_ended
+        self._trouble = trouble
         self._context = make_context(parts, episode_id, spec, holding)
         self._gate = Gate()
         totals = self._progress.totals
@@ -155,6 +159,7 @@ class Life:
                 elapsed_s=self._stopwatch.elapsed_s,
                 announced=self._holding.publish,
                 after_commit=self._after_commit,
+                trouble=self._trouble,
             ),
             clock=self._parts.clock,
         )
