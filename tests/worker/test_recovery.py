@@ -237,6 +237,9 @@ async def test_what_a_service_refuses_is_not_waited_for_but_given_to_another_mod
 async def test_a_service_that_is_gone_stops_the_loop_and_ends_nothing(tmp_path: Path) -> None:
     played = await play(tmp_path, [Breaks()], stronger=False)
     assert (played.info.state, played.info.error_code) == (EpisodeState.STOPPED, "backend_failed")
+    # The recovery has waited for it; the worker does not do all of that again.
+    assert sum(isinstance(event, ModelFailed) for event in played.events) == 3
+    assert played.info.lives == 1
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """The driver for any OpenAI-compatible chat endpoint: one connection for each answer, streamed, bounded in all ways.
 
-A service that is down, full or sends garbage is asked again a few times, the same each time; then the loop stops, and
-the episode is resumed later. An answer that does not end is no such failure: it is what the model says. It is cut, and
-the model hears of it.
+A service that is full or sends garbage is asked again a few times, the same each time. One that nobody listens for, or
+that is silent, is asked again once: then whoever asked hears of it, can show it, and waits longer. An answer that does
+not end is no such failure: it is what the model says. It is cut, and the model hears of it.
 """
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,9 +55,11 @@ class ChatSettings:
         maximum_tokens: of an answer.
         temperature: None: the service's own.
         answer_s: seconds until an answer that goes on is cut.
+        connect_s: seconds until a connection stands; where none does nobody is there.
         silence_s: seconds without a byte until the service is given up.
         maximum_bytes: of an answer's words and calls.
-        backoff_s: waits before it is asked again after a failure.
+        backoff_s: waits before it is asked again after a failure; of a service that cannot be reached or is silent,
+            only the first.
     """
 
     url: str
@@ -65,6 +68,7 @@ class ChatSettings:
     maximum_tokens: int = 8192
     temperature: float | None = None
     answer_s: float = 600.0
+    connect_s: float = 10.0
     silence_s: float = 120.0
     maximum_bytes: int = MAXIMUM_ANSWER_BYTES
     backoff_s: Sequence[float] = (1.0, 4.0, 15.0)
@@ -78,6 +82,10 @@ class _BusyError(BackendFailedError):
     """
 
     after_s = 0.0
+
+
+class _UnreachableError(BackendFailedError):
+    """Nobody listens."""
 
 
 class _Listed(msgspec.Struct):
@@ -181,7 +189,9 @@ class HttpChatModel:
                 raise
             except BackendFailedError as error:
                 used = add_usage(used, used_in_vain(error))
-                delay_s = next_delay_s(tries, backoff_s=self._settings.backoff_s)
+                is_away = isinstance(error, _UnreachableError | BackendTimeoutError)
+                backoff_s = self._settings.backoff_s[:1] if is_away else self._settings.backoff_s
+                delay_s = next_delay_s(tries, backoff_s=backoff_s)
                 if delay_s is None:
                     _count(error, used)
                     raise
@@ -272,13 +282,21 @@ class HttpChatModel:
         return whole
 
     async def _connect(self) -> ByteStream:
-        with anyio.move_on_after(self._settings.silence_s):
-            if self._tls is None:
-                return await anyio.connect_tcp(self._host, self._port)
-            return await anyio.connect_tcp(
-                self._host, self._port, tls=True, ssl_context=self._tls, tls_standard_compatible=False
-            )
-        raise self._silent()
+        said = f"no connection within {self._settings.connect_s:g} s"
+        try:
+            with anyio.move_on_after(self._settings.connect_s):
+                if self._tls is None:
+                    return await anyio.connect_tcp(self._host, self._port)
+                return await anyio.connect_tcp(
+                    self._host, self._port, tls=True, ssl_context=self._tls, tls_standard_compatible=False
+                )
+        except (OSError, anyio.BrokenResourceError) as error:
+            said = _why(error)
+        raise _UnreachableError(
+            f"{self._settings.url} cannot be reached",
+            detail=said,
+            resolution="see that the service runs, and that the address is right where the worker is",
+        )
 
     async def _receive(self, stream: ByteStream, assembly: AnswerAssembly | None) -> bytes:
         """Read a reply, of which nothing is believed; a stream of events goes to `assembly`."""
@@ -364,6 +382,16 @@ class HttpChatModel:
 
     def _silent(self) -> BackendTimeoutError:
         return BackendTimeoutError(f"{self._settings.url} was silent for {self._settings.silence_s:g} s")
+
+
+def _why(error: BaseException) -> str:
+    """Return why a connection could not be made, in the kernel's or the resolver's words: of each address, the last."""
+    cause: BaseException | None = error.__cause__
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[-1]
+    if isinstance(cause, ConnectionError) and cause.errno:
+        return os.strerror(cause.errno)
+    return str(cause if isinstance(cause, OSError) else error)
 
 
 def _count(error: BackendFailedError, used: TokenUsage) -> None:

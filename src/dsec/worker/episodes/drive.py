@@ -27,8 +27,6 @@ from dsec.base.errors import (
     DsecError,
     InvalidStateError,
     LimitExceededError,
-    PlatformError,
-    UnknownOutcomeError,
     WriterFencedError,
 )
 from dsec.episode.endpoint import ModelEndpoint
@@ -54,6 +52,7 @@ from dsec.worker.episodes.ports import first_version
 from dsec.worker.episodes.results import shortened
 from dsec.worker.episodes.shelf import KeptSpec
 from dsec.worker.episodes.spill import Spill
+from dsec.worker.episodes.trying import is_tried_again, is_worth_a_try
 from dsec.worker.episodes.window import RoundWindow
 
 CANCELLED = "cancelled"
@@ -121,7 +120,7 @@ class EpisodeDrive:
             self._last = describe(self.episode_id, self.kept, self._holding, self._waiting)
         reason, error = self._reason, self._error
         if error is None and self._trouble is not None and self.state in (EpisodeState.QUEUED, EpisodeState.RUNNING):
-            error, reason = self._trouble, reason or _again(self._trouble)
+            error, reason = self._trouble, reason or is_tried_again(self._trouble)
         return replace(
             self._last,
             state=self.state,
@@ -318,7 +317,7 @@ class EpisodeDrive:
             await self._stop(error)
             return
         await self._drop_broken()
-        self._set(EpisodeState.QUEUED, _again(error), error)
+        self._set(EpisodeState.QUEUED, is_tried_again(error), error)
         wake = self._wake = anyio.Event()
         with anyio.move_on_after(delay_s):
             await wake.wait()
@@ -327,7 +326,7 @@ class EpisodeDrive:
         """A lease that ran out because the store was away is asked for anew: that finds out whether another has it."""
         if isinstance(error, WriterFencedError) and self._failed_beside is None:
             return self._holding is not None and self._holding.is_lease_over
-        return _is_worth_a_try(error)
+        return is_worth_a_try(error, self.spec)
 
     async def _drop_broken(self) -> None:
         """Let go of a log that takes nothing any more, or whose lease or copy is not kept; going on opens it anew."""
@@ -502,13 +501,3 @@ class EpisodeDrive:
             if len(waits) == 1:
                 self._wake_up()
             self._tell()
-
-
-def _again(error: DsecError) -> str:
-    return shortened(f"{error.brief}; it is tried again", MAXIMUM_REASON_BYTES)
-
-
-def _is_worth_a_try(error: DsecError) -> bool:
-    """Say whether an episode is tried again by itself. So it is when its node died under a command: the next life puts
-    the workspace back, and waits for a verdict on what must not happen twice."""
-    return isinstance(error, UnknownOutcomeError) or (isinstance(error, PlatformError) and error.retryable)

@@ -8,10 +8,11 @@ acknowledgement, and an uploader that finds another history stops the loop.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import anyio
 
-from dsec.base.errors import DsecError, NotFoundError, OutsideUnavailableError
+from dsec.base.errors import DsecError, InvalidStateError, NotFoundError, OutsideUnavailableError
 from dsec.episode.durability import Durability
 from dsec.episode.identity import EpisodeIdentity
 from dsec.episode.log_content import LogContent
@@ -24,7 +25,8 @@ from dsec.stores.episode_log_upload import LogUploader
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.parts import WorkerParts
 
-_WAKE_AGAIN_S = 1.0
+_LOOK_S = 1.0
+"""How often a log that waits for its copy is looked at: a disk may fail meanwhile."""
 _EPOCHS = 1_000_000
 """More than a log can have (docs/formats/episode-log.md)."""
 
@@ -85,10 +87,10 @@ class Holding:
         self._parts.tasks.start_soon(self._beside, lease.keep)
 
     async def wait_uploaded(self, timeout_s: float) -> bool:
-        """Wait until all that is saved is in the store; return whether it is."""
+        """Wait until all that is saved is in the store; return whether it is, at once if nothing is copied any more."""
         if self.uploader is None:
             return True
-        with anyio.move_on_after(timeout_s):
+        with anyio.move_on_after(timeout_s), suppress(InvalidStateError):
             await self.uploader.wait_whole()
         return self.uploader.is_whole
 
@@ -97,21 +99,35 @@ class Holding:
         this host is lost has to know what may have happened outside. Without a store nobody can take it over.
 
         Raises:
-            OutsideUnavailableError: the store does not take it. Its effect must not happen.
+            OutsideUnavailableError: the store does not take it, or the log takes nothing more, so that what becomes of
+                the effect could not be recorded. It must not happen.
         """
         if self.uploader is None:
             return
         with anyio.move_on_after(self._parts.settings.announce_s):
-            while True:
-                # An effect waits for this: the copy is woken again, where a whole state that is saved meanwhile or a
-                # disk that fails has left it asleep.
-                with anyio.move_on_after(_WAKE_AGAIN_S):
-                    await self.uploader.wait_whole()
-                    return
+            try:
+                await self._wait_published(self.uploader)
+            except DsecError as error:
+                raise OutsideUnavailableError(
+                    "the log took an announcement and nothing more, so that what it announces was not begun",
+                    detail=error.brief,
+                    resolution="it is tried again with the log opened anew",
+                ) from error
+            return
         raise OutsideUnavailableError(
             "the store did not take an announcement in time, so that what it announces was not begun",
             resolution="it is tried again; look at the store",
         )
+
+    async def _wait_published(self, uploader: LogUploader) -> None:
+        """Raise what ended the log: whoever asks for the episode meanwhile opens it anew, and this is waited for."""
+        while True:
+            with anyio.move_on_after(_LOOK_S):
+                await uploader.wait_whole()
+            if (failure := self.log.failure) is not None:
+                raise failure
+            if uploader.is_whole:
+                return
 
     async def aclose(self) -> None:
         """Let go; never fails. What is not copied is copied when the log is opened again."""

@@ -31,7 +31,7 @@ from dsec.worker.episodes.ports import Course, Escalate, Finished, GoOn, Situati
 from dsec.worker.episodes.recovery.strategies import enforced_deadline_s, limit_reached
 
 TOOLS_FAILED_ROUNDS = 5
-_WAITS_S = (5.0, 30.0, 120.0)
+_WAITS_S = (10.0, 60.0, 120.0)
 """Before a service that failed, also when the driver asked again, is asked once more."""
 _SHOWN = 2000
 
