@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from dsec.base.errors import (
     BackendFailedError,
     CapabilityMissingError,
     HostDiskFullError,
+    ImageNotFoundError,
     InvalidRequestError,
     InvalidStateError,
     LimitExceededError,
@@ -45,6 +46,7 @@ from dsec.episode.spec import (
     ScriptRound,
 )
 from dsec.episode.tools import CommandOutput, Run, ToolFailed, ToolResult
+from dsec.model.image import ImageInfo
 from dsec.model.sandbox import SandboxFilter, SandboxSpec, SandboxState
 from dsec.node.node import Node
 from dsec.stores.episode_log_reading import read_episode_log
@@ -395,6 +397,28 @@ async def test_a_disk_that_fails_to_save_makes_the_log_suspect_and_nothing_is_tr
         await worker.resume("ep-a")
         assert (await ended(worker, "ep-a")).reason == "submitted"
     assert len(asked) <= 2
+
+
+async def test_an_image_that_the_node_has_not_is_found_missing_at_the_start(
+    place: MemoryWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wants(image: str) -> EpisodeSpec:
+        return spec("true", environment=EpisodeEnvironment(sandbox=SandboxSpec(image=image), cwd="/tmp"))
+
+    async def away() -> Sequence[ImageInfo]:
+        raise NodeUnavailableError("the node is away")
+
+    async with place.node() as node, place.worker(node) as worker:
+        with pytest.raises(ImageNotFoundError, match="pyhton"):
+            await worker.start(wants("pyhton"), episode_id="ep-a")
+        assert list(await worker.list()) == []
+        with monkeypatch.context() as patch:
+            patch.setattr(node, "images", away)
+            await worker.start(wants("python:latest"), episode_id="ep-a")
+            await worker.start(wants("pyhton"), episode_id="ep-b")
+        # What is there is not asked for again.
+        assert (await worker.start(wants("pyhton"), episode_id="ep-b")).episode_id == "ep-b"
+        assert (await ended(worker, "ep-a")).reason == "submitted"
 
 
 async def test_an_episode_that_cannot_begin_is_not_there(place: MemoryWorker) -> None:

@@ -32,6 +32,7 @@ class EpisodeService(Protocol):
 
         Raises:
             InvalidRequestError: the spec asks for what cannot be.
+            ImageNotFoundError: the node has answered, and has no such image.
             LimitExceededError: this worker has as many as it takes.
         """
 

@@ -8,7 +8,6 @@ acknowledgement, and an uploader that finds another history stops the loop.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 
 import anyio
 
@@ -87,11 +86,14 @@ class Holding:
         self._parts.tasks.start_soon(self._beside, lease.keep)
 
     async def wait_uploaded(self, timeout_s: float) -> bool:
-        """Wait until all that is saved is in the store; return whether it is, at once if nothing is copied any more."""
+        """Wait until all that is saved is in the store; return whether it is."""
         if self.uploader is None:
             return True
-        with anyio.move_on_after(timeout_s), suppress(InvalidStateError):
-            await self.uploader.wait_whole()
+        with anyio.move_on_after(timeout_s):
+            try:
+                await self.uploader.wait_whole()
+            except InvalidStateError:
+                await anyio.sleep_forever()  # Nobody copies any more, and who asks over and over must not spin.
         return self.uploader.is_whole
 
     async def publish(self) -> None:
@@ -122,11 +124,11 @@ class Holding:
     async def _wait_published(self, uploader: LogUploader) -> None:
         """Raise what ended the log: whoever asks for the episode meanwhile opens it anew, and this is waited for."""
         while True:
-            with anyio.move_on_after(_LOOK_S):
+            with anyio.move_on_after(_LOOK_S) as looking:
                 await uploader.wait_whole()
             if (failure := self.log.failure) is not None:
                 raise failure
-            if uploader.is_whole:
+            if not looking.cancelled_caught:
                 return
 
     async def aclose(self) -> None:

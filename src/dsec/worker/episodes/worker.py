@@ -52,6 +52,7 @@ from dsec.stores.episode_log_remote import read_stored_log
 from dsec.stores.objects import ObjectStore
 from dsec.worker.episodes.drive import EpisodeDrive
 from dsec.worker.episodes.environments.environment import StandardEnvironments
+from dsec.worker.episodes.known_images import KnownImages
 from dsec.worker.episodes.parts import WorkerParts, WorkerSettings
 from dsec.worker.episodes.policies.registry import Policies
 from dsec.worker.episodes.ports import (
@@ -118,6 +119,7 @@ class EpisodeWorker:
     ) -> None:
         self._directory = directory
         self._service, self._state, self._store = service, state, store
+        self._images = KnownImages(service)
         self._settings = settings or WorkerSettings()
         self._environments, self._hands = environments or StandardEnvironments(), hands
         self._recoveries = Recoveries(directory, disk=disk) if strategy is None else None
@@ -253,6 +255,8 @@ class EpisodeWorker:
         parts = self._running()
         episode_id = check_episode_id(episode_id or f"ep-{random_body(12, secrets.token_bytes)}")
         check_spec(spec, self._policies)
+        if episode_id not in self._drives and episode_id not in self._ended:
+            await self._images.check(spec)
         if episode_id in self._unreadable:
             raise self._missing(episode_id)
         if episode_id in self._drives or episode_id in self._ended:
