@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from dsec.base.errors import (
     AlreadyExistsError,
     CapabilityMissingError,
     DsecError,
+    InvalidStateError,
     NotFoundError,
     StateCorruptedError,
     WriterFencedError,
@@ -29,7 +30,7 @@ from dsec.stores.episode_log_objects import segment_key, watermark_key
 from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.episode_log_remote import read_stored_log, restore_log
-from dsec.stores.episode_log_tail import LogTail
+from dsec.stores.episode_log_tail import Batch, LogTail
 from dsec.stores.episode_log_upload import LogUploader, UploadSettings
 from dsec.stores.objects import ObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
@@ -345,6 +346,64 @@ async def test_a_worker_that_was_given_up_elsewhere_is_told_so_by_the_store(
         await uploader(log, disk, store).run()
     content = await read_stored_log(store, EPISODE)
     assert content.rounds[-1] == round_record(5, size=9)
+
+
+@pytest.mark.anyio
+async def test_who_waits_for_a_copy_hears_that_nobody_copies_any_more(
+    disk: SimulatedDisk, store: FaultyObjectStore
+) -> None:
+    log = create_log(place(disk), identity())
+    store.faults.fails = lambda action, key: action == "put"
+    upload = uploader(log, disk, store)
+    heard: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await upload.wait_whole()
+        except InvalidStateError as error:
+            heard.append(error.brief)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as waiting, running(upload):
+            waiting.start_soon(wait)
+            await settled(lambda: len(store.calls) > 5)
+        await wait()
+        assert upload.has_ended
+        assert len(heard) == 2
+        assert "no further than event 0" in heard[0]
+        store.faults.fails = lambda action, key: False
+        await copied(log, disk, store)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_gone", [False, True], ids=["there again", "gone"])
+async def test_a_batch_that_was_given_up_and_that_no_state_stands_in_for_is_cut_from_the_disk_again(
+    disk: SimulatedDisk, store: FaultyObjectStore, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    log = create_log(place(disk), identity())
+    write(log, 3)
+    missing = segment_key(EPISODE, 3, 1)
+    given_up: list[int] = []
+    read = LogTail.read
+
+    def read_but_one(tail: LogTail, batches: Sequence[Batch], *, epoch: int, episode_id: str) -> bytes | None:
+        if batches[0].first == 3 and not given_up:
+            given_up.append(3)
+            if is_gone:
+                disk.remove(DIRECTORY / batches[0].segment)
+            return None
+        return read(tail, batches, epoch=epoch, episode_id=episode_id)
+
+    monkeypatch.setattr(LogTail, "read", read_but_one)
+    with anyio.fail_after(10):
+        if is_gone:
+            with pytest.raises(StateCorruptedError, match="is gone"):
+                await uploader(log, disk, store).run()
+            return
+        async with running(uploader(log, disk, store)) as upload:
+            await upload.wait_whole()
+    assert await store.inner.head(missing) is not None
+    assert (await read_stored_log(store, EPISODE)).events == history(3)
 
 
 @pytest.mark.anyio

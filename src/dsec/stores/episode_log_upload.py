@@ -5,7 +5,9 @@ the last event up to which *every* one was read back from the store. That event 
 that did not; event 2 is tried again until it is there. A store that acknowledges and loses is noticed by reading back;
 one that loses later is noticed by `audit`, which takes the watermark back and fills the gap from the log.
 
-A batch that a whole state has made unnecessary is given up; the state stands in for it, and the copy begins there.
+A batch that a whole state has made unnecessary is given up; the state stands in for it, and the copy begins there. If
+none does, it is cut from the disk again: nothing that is saved stays behind with nobody sending it. Who waits for the
+copy hears so when nobody copies any more.
 Source: the chapter, section 11.5.1 and figure 11-44.
 """
 
@@ -19,7 +21,14 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from dsec.base.errors import DsecError, NotFoundError, StateCorruptedError, StoreUnavailableError, WriterFencedError
+from dsec.base.errors import (
+    DsecError,
+    InvalidStateError,
+    NotFoundError,
+    StateCorruptedError,
+    StoreUnavailableError,
+    WriterFencedError,
+)
 from dsec.episode.segments import read_segment, segment_name
 from dsec.stores.episode_log import EpisodeLog
 from dsec.stores.episode_log_objects import (
@@ -88,6 +97,13 @@ class _Progress:
     batches: list[_UnderWay] = field(default_factory=list)
     whole: list[Batch] = field(default_factory=list)
 
+    @property
+    def has_gap(self) -> bool:
+        """Whether nothing is under way, and a batch was given up for a state that never came."""
+        if not self.batches or not self.batches[0].dropped:
+            return False
+        return all(one.dropped or (one.stored and not one.batch.is_state) for one in self.batches)
+
     def take_small(self, count: int, maximum_bytes: int) -> list[Batch]:
         """Return the first objects worth merging, at least so many that follow each other; forget what never will."""
         while self.whole:
@@ -154,6 +170,9 @@ class LogUploader:
         self._progress = _Progress()
         self._tail: LogTail | None = None
         self._changed = anyio.Event()
+        self._told = anyio.Event()
+        self._has_ended = False
+        self._failure: DsecError | None = None
         self._hurry = anyio.Event()
         self._publishing = anyio.Lock()
 
@@ -165,6 +184,11 @@ class LogUploader:
     def is_whole(self) -> bool:
         """Whether everything that is saved is below the watermark."""
         return self.watermark.sequence >= self._log.saved_sequence
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `run` has ended, so that the watermark does not move any more."""
+        return self._has_ended
 
     def wake(self) -> None:
         """Something was saved."""
@@ -178,6 +202,17 @@ class LogUploader:
             StateCorruptedError: the store knows of more than the log does.
             DsecError: the store refuses to be asked.
         """
+        self._has_ended, self._failure = False, None
+        try:
+            await self._copy()
+        except DsecError as error:
+            self._failure = error
+            raise
+        finally:
+            self._has_ended = True
+            self._tell()
+
+    async def _copy(self) -> None:
         await self._begin()
         try:
             async with anyio.create_task_group() as tasks:
@@ -196,18 +231,36 @@ class LogUploader:
             raise
 
     async def wait_whole(self) -> Watermark:
-        """Wait until all that was saved before this call is below the watermark; `run` runs beside it."""
+        """Wait until all that was saved before this call is below the watermark; `run` runs beside it.
+
+        Raises:
+            InvalidStateError: `run` has ended before that was so, and nobody copies any more.
+        """
         wanted = self._log.saved_sequence
         hurry = self._hurry
         hurry.set()
         self.wake()
         try:
             while self.watermark.sequence < wanted:
-                await self._changed.wait()
+                self._check_runs()
+                await self._told.wait()
         finally:
             if self._hurry is hurry:
                 self._hurry = anyio.Event()
         return self.watermark
+
+    def _check_runs(self) -> None:
+        if self._has_ended:
+            raise InvalidStateError(
+                f"the log of {self._episode_id} is copied no further than event {self.watermark.sequence}",
+                detail=self._failure.brief if self._failure is not None else "whoever copied it was told to end",
+                resolution="open the log anew; its copy then goes on where it is whole",
+            ) from self._failure
+
+    def _tell(self) -> None:
+        """Wake all who wait for the watermark."""
+        told, self._told = self._told, anyio.Event()
+        told.set()
 
     async def audit(self) -> Watermark:
         """Look whether the store still has what it once showed; take the watermark back to the first loss.
@@ -236,14 +289,7 @@ class LogUploader:
                 f"{self._place.directory} ends with event {self._log.saved_sequence}",
                 resolution="restore the log from the store; the disk has lost what was saved",
             )
-        tail = LogTail(
-            self._log,
-            self._place.directory,
-            self._place.disk,
-            sequence=watermark.sequence,
-            checksum=watermark.checksum,
-            round=watermark.round,
-        )
+        tail = self._tail_behind(watermark)
         ours = await anyio.to_thread.run_sync(tail.checksum_of, watermark.sequence) if watermark.checksum else None
         if ours is not None and ours != watermark.checksum:
             raise WriterFencedError(
@@ -253,6 +299,16 @@ class LogUploader:
             )
         self._progress.told = self._progress.reached = watermark
         self._tail = tail
+
+    def _tail_behind(self, watermark: Watermark) -> LogTail:
+        return LogTail(
+            self._log,
+            self._place.directory,
+            self._place.disk,
+            sequence=watermark.sequence,
+            checksum=watermark.checksum,
+            round=watermark.round,
+        )
 
     async def _ask_patiently(self) -> Watermark:
         for tries in range(1_000_000):
@@ -282,6 +338,11 @@ class LogUploader:
         assert self._tail is not None
         while sum(not (one.stored or one.dropped) for one in self._progress.batches) < self._settings.at_once:
             batch = await anyio.to_thread.run_sync(self._tail.next_batch, self._settings.batch_bytes)
+            if batch is None and self._progress.has_gap:
+                # What is gone from the disk as well ends the run, by the error of the tail.
+                self._progress.batches.clear()
+                self._tail = self._tail_behind(self._progress.reached)
+                continue
             if batch is None:
                 return
             one = _UnderWay(batch)
@@ -393,7 +454,7 @@ class LogUploader:
         if await self._store.get(key, timeout_s=self._settings.timeout_s) != data:
             raise StoreUnavailableError(f"{self._store.url} does not show {key} as it was put")
         self._progress.told = watermark
-        self._changed.set()
+        self._tell()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
