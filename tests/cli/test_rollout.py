@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import anyio
+import click
 import pytest
 from click.testing import CliRunner, Result
 
-from dsec.base.errors import CapabilityMissingError, ImageNotFoundError
+from dsec.base.errors import CapabilityMissingError, ImageNotFoundError, InvalidRequestError
 from dsec.cli.main import cli
+from dsec.cli.rollout_agent import AgentOptions, agent_options, episode_options
 from dsec.model.node import NodeInfo
 from dsec.testing.command_line import Dsec
 from dsec.worker.tasks.discovery import discover
@@ -40,6 +44,27 @@ def tasks(tmp_path: Path) -> Path:
 
 def run(dsec: Dsec, tasks: Path, *argv: str) -> Result:
     return dsec("rollout", "run", str(tasks), "--out", str(tasks.parent / "out"), "--concurrency", "2", *argv)
+
+
+def test_a_stronger_model_is_not_sent_the_key_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN", "a")
+    monkeypatch.setenv("LARGE", "b")
+    seen: list[AgentOptions] = []
+
+    @click.command()
+    @agent_options
+    def given(**options: Any) -> None:
+        seen.append(AgentOptions(**options))
+
+    first = ("--model", "http://m/v1#small", "--key-variable", "OWN", "--stronger", "http://l/v1#large")
+    for more, key in (((), ""), (("--stronger-key-variable", "LARGE"), "LARGE")):
+        given.main([*first, *more], standalone_mode=False)
+        made = anyio.run(episode_options, seen.pop())
+        assert made.model is not None
+        assert (made.model.key_variable, [one.key_variable for one in made.stronger]) == ("OWN", [key])
+    given.main([*first[:4], "--stronger-key-variable", "LARGE"], standalone_mode=False)
+    with pytest.raises(InvalidRequestError, match="without --stronger"):
+        anyio.run(episode_options, seen.pop())
 
 
 @pytest.mark.slow

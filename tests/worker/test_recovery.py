@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from dsec.base.errors import BackendFailedError, InvalidRequestError, PathNotFoundError
 from dsec.episode.failure_kinds import FailureKind
+from dsec.episode.identity import ModelIdentity
 from dsec.episode.log_events import EnvironmentUsed, EpisodeSteered, ModelChanged, ModelFailed, RoundCommitted
+from dsec.episode.operations import TokenUsage
 from dsec.episode.recovery_experience import Experience, Step, StepTaken
 from dsec.episode.spec import (
     AgentPolicy,
@@ -32,6 +36,7 @@ from dsec.episode.spec import (
     ScriptPolicy,
 )
 from dsec.episode.tools import CommandOutput
+from dsec.episode.totals import EpisodeTotals, ModelTotal
 from dsec.model.sandbox import SandboxSpec
 from dsec.node.node import Node
 from dsec.testing.episodes_suite import until
@@ -40,7 +45,7 @@ from dsec.testing.scripted_chat import Answer, Breaks, Refuses, Says, ScriptedCh
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
 from dsec.worker.chat.port import ChatRequest
 from dsec.worker.episodes.policies import registry
-from dsec.worker.episodes.recovery.escalation import TreeRecovery, check_recovery
+from dsec.worker.episodes.recovery.escalation import TreeRecovery, check_recovery, spent_usd
 from dsec.worker.episodes.worker import EpisodeWorker
 from dsec.worker.experience import EXPERIENCE_NAME, read_experience
 
@@ -58,9 +63,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = registry.chat_settings
 
     def chat_settings(*arguments: Any) -> Any:
-        from dataclasses import replace
-
-        return replace(made(*arguments), backoff_s=())
+        return dataclasses.replace(made(*arguments), backoff_s=())
 
     monkeypatch.setattr(registry, "chat_settings", chat_settings)
 
@@ -292,6 +295,25 @@ async def test_a_cost_limit_ends_before_it_is_passed_and_needs_prices(tmp_path: 
     assert played.info.usage.cost_usd == pytest.approx(3.3)
     with pytest.raises(InvalidRequestError, match="nobody knows what small costs"):
         check_recovery(spec(ScriptedChat({}, url="http://127.0.0.1:1/v1"), limits=limits))
+
+
+def test_only_what_the_endpoint_without_a_name_answered_costs_what_it_says() -> None:
+    first = ModelEndpoint(url="http://first/v1", input_usd=1.0, output_usd=1.0)
+    usage = TokenUsage(input_tokens=500_000, output_tokens=500_000)
+
+    def spent(answered: str, *stronger: ModelEndpoint, now: ModelEndpoint | None = None) -> float | None:
+        asked = EpisodeSpec(task="t", policy=AgentPolicy(model=first, stronger=stronger))
+        model = ModelTotal(model=ModelIdentity(name=answered), usage=usage)
+        return spent_usd(EpisodeTotals(models=(model,)), asked, now)
+
+    assert spent("listed") == 1.0
+    big = ModelEndpoint(url="http://big/v1", name="big")
+    assert spent("listed", big) == 1.0
+    assert spent("big", big) is None
+    assert spent("big", now=big) is None
+    assert spent("big", replace(big, input_usd=2.0, output_usd=2.0)) == 2.0
+    # Two have no name: whose an answer was cannot be told.
+    assert spent("listed", replace(big, name="")) is None
 
 
 def lambda_of(*answers: Answer) -> Sequence[Answer]:

@@ -22,10 +22,16 @@ _OPTIONS = (
     click.option("--model", metavar="URL", help="Chat model of an agent, such as http://127.0.0.1:8000/v1."),
     click.option("--model-name", default="", metavar="NAME", help="Of the model there.  [the first that it lists]"),
     click.option(
-        "--key-variable", default="", metavar="NAME", help="Environment variable with the models' key.  [none]"
+        "--key-variable", default="", metavar="NAME", help="Environment variable with the model's key.  [none]"
     ),
     click.option(
         "--stronger", multiple=True, metavar="URL[#NAME]", help="Model that takes over on failure; may be given again."
+    ),
+    click.option(
+        "--stronger-key-variable",
+        default="",
+        metavar="NAME",
+        help="Environment variable with the key of these, which are not sent the first one's.  [none]",
     ),
     click.option(
         "--max-rounds",
@@ -78,6 +84,7 @@ class AgentOptions:
     model_name: str
     key_variable: str
     stronger: tuple[str, ...]
+    stronger_key_variable: str
     max_rounds: int
     temperature: float | None
     max_tokens: int
@@ -113,12 +120,14 @@ async def episode_options(given: AgentOptions) -> EpisodeOptions:
     from dsec.worker.ledger_pricing import priced_endpoint
     from dsec.worker.policies.episodes import EpisodeOptions
 
+    if given.stronger_key_variable and not given.stronger:
+        raise InvalidRequestError("--stronger-key-variable stands without --stronger", resolution="give the model, too")
     table = read_price_table(given.prices)
-    stronger = [await _endpoint(given, *_split(url), priced=False) for url in given.stronger]
+    stronger = [await _endpoint(given, *_split(url), is_first=False) for url in given.stronger]
     model = None
     if given.model is not None:
         url, name = _split(given.model)
-        model = await _endpoint(given, url, given.model_name or name, priced=True)
+        model = await _endpoint(given, url, given.model_name or name, is_first=True)
     elif stronger:
         raise InvalidRequestError("--stronger stands without --model", resolution="give the first model, too")
     return EpisodeOptions(
@@ -137,7 +146,7 @@ def _split(url: str) -> tuple[str, str]:
     return address, name
 
 
-async def _endpoint(given: AgentOptions, url: str, name: str, *, priced: bool) -> ModelEndpoint:
+async def _endpoint(given: AgentOptions, url: str, name: str, *, is_first: bool) -> ModelEndpoint:
     import os
 
     from msgspec.structs import replace
@@ -149,12 +158,13 @@ async def _endpoint(given: AgentOptions, url: str, name: str, *, priced: bool) -
     endpoint = ModelEndpoint(
         url=url,
         name=name,
-        key_variable=given.key_variable,
+        # The stronger ones are often somebody else's, who must not see the first one's key.
+        key_variable=given.key_variable if is_first else given.stronger_key_variable,
         maximum_tokens=given.max_tokens,
         temperature=given.temperature,
-        input_usd=given.price_input if priced else None,
-        cached_usd=given.price_cached if priced else None,
-        output_usd=given.price_output if priced else None,
+        input_usd=given.price_input if is_first else None,
+        cached_usd=given.price_cached if is_first else None,
+        output_usd=given.price_output if is_first else None,
     )
     asked = HttpChatModel(chat_settings(endpoint, os.environ))
     return endpoint if name else replace(endpoint, name=await asked.first_listed())

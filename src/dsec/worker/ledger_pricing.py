@@ -76,7 +76,7 @@ def _spec_prices(name: str, endpoints: Iterable[ModelEndpoint]) -> TokenPrices |
     """Return what specs say of a model; an endpoint without a name is asked for whichever model it lists first."""
     named = [one for one in endpoints if one.name and is_same_model(one.name, name)]
     nameless = [one for one in endpoints if not one.name]
-    for one in (*named, *(nameless if len(nameless) == 1 else ())):
+    for one in named or (nameless if len(nameless) == 1 else ()):
         if (found := endpoint_prices(one)) is not None:
             return found
     return None

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from dsec.base.errors import BackendFailedError, DsecError, InvalidRequestError
+from dsec.costs.token_prices import TokenPrices
 from dsec.episode.endpoint import ModelEndpoint
 from dsec.episode.failure_kinds import COST_REACHED, STUCK_ROUNDS, Failure, FailureKind, failure_in
 from dsec.episode.ledger import model_use
@@ -249,11 +250,18 @@ def _may_submit(spec: EpisodeSpec) -> bool:
             return True
 
 
-def prices_of(spec: EpisodeSpec, endpoint: ModelEndpoint | None) -> Prices:
-    """Return what a spec, and a model that took over, say of prices; one without a name is every name's."""
-    known = {one.name: found for one in models_of(spec) if (found := endpoint_prices(one)) is not None}
-    if endpoint is not None and (found := endpoint_prices(endpoint)) is not None:
-        known[endpoint.name] = found
+def prices_of(spec: EpisodeSpec, *others: ModelEndpoint | None) -> Prices:
+    """Return what a spec, and models that took over, say of prices.
+
+    The price under "" is that of every name that is not listed: such a name was answered by the endpoint that has none.
+    Where several have none nobody can tell whose it was, and it has no price. What is named and has no price is listed
+    with an unknown one, lest it be charged as another.
+    """
+    endpoints = (*models_of(spec), *(one for one in others if one is not None))
+    known = {one.name: TokenPrices() for one in endpoints if one.name}
+    known |= {one.name: found for one in endpoints if (found := endpoint_prices(one)) is not None}
+    if len({one.url for one in endpoints if not one.name}) > 1:
+        known.pop("", None)
     return Prices(models=known)
 
 

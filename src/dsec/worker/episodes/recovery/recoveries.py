@@ -90,8 +90,4 @@ class Recoveries:
 
 
 def _prices(spec: EpisodeSpec, content: LogContent) -> Prices:
-    known = dict(prices_of(spec, None).models)
-    for event in content.events:
-        if isinstance(event, ModelChanged):
-            known.update(prices_of(spec, event.endpoint).models)
-    return Prices(models=known)
+    return prices_of(spec, *(event.endpoint for event in content.events if isinstance(event, ModelChanged)))
