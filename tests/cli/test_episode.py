@@ -232,11 +232,16 @@ def test_what_contradicts_itself_is_a_question_of_usage(episode: Episode, tmp_pa
 
 def test_episodes_are_listed_and_filtered(one: Episode) -> None:
     one.ok("start", *ASKED, "--id", "ep-two")
-    one.put(state=EpisodeState.STOPPED, error_code="model_unavailable", usage=TokenUsage(input_tokens=1000, cost_usd=1))
+    one.put(
+        state=EpisodeState.STOPPED,
+        error_code="model_unavailable",
+        reason="it is away",
+        usage=TokenUsage(input_tokens=1000, cost_usd=1),
+    )
     table = one.ok("ls")
     assert table.splitlines()[0].split()[:3] == ["EPISODE", "STATE", "TASK"]
     assert [line.split()[0] for line in table.splitlines()[1:]] == ["ep-two", "ep-one"]
-    assert "model_unavailable" in table
+    assert "model_unavailable: it is away" in table
     assert "$1.0000" in table
     assert one.ok("ls", "--state", "stopped", "-q") == "ep-one\n"
     assert one.ok("ls", "--job", "rl", "-q") == "ep-one\n"
@@ -256,7 +261,8 @@ def test_what_is_told_to_an_episode_reaches_it(one: Episode) -> None:
     assert [info["state"] for info in one.json("resume", "--job", "rl")] == ["running"]
     assert one("grade", "ep-one", "passed").exit_code == InvalidStateError.exit_code
     assert "ended" in one.ok("cancel", "ep-one", "ep-one", "--reason", "enough")
-    assert "ended, 0 rounds  passed" in one.ok("grade", "ep-one", "passed", "--reward", "0.5", "--by", "tests")
+    assert "ended, 0 rounds  passed; " in one.ok("grade", "ep-one", "passed", "--reward", "0.5", "--by", "tests")
+    assert "passed; enough" in " ".join(one.ok("ls").split())
     assert "passed, reward 0.5, by tests" in one.ok("show", "ep-one")
     assert one("steer", "ep-none", "x").exit_code == NotFoundError.exit_code
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.system.conftest import leave
 
+from dsec.cli.leave import may_have_sandboxes
 from dsec.linux.mounts import mounts_under
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -94,12 +95,18 @@ def test_the_first_command_starts_a_node_that_the_next_ones_use(state_dir: Path)
     node = (state_dir / "node.id").read_text().strip()
     assert not list(Path("/sys/fs/cgroup").glob(f"**/dsec/{node}"))
     assert "no node runs" in _dsec(state_dir, "down").stderr
+    # There is nothing left, and no node is started to say so.
+    again = _dsec(state_dir, "down", "--destroy")
+    assert again.returncode == 0
+    assert "there are no sandboxes" in again.stderr
+    assert "starting a node" not in again.stderr
 
 
 def test_sandboxes_outlive_the_node_and_the_next_one_finds_them(state_dir: Path) -> None:
     _import_image(state_dir)
     assert _dsec(state_dir, "sandbox", "create", "tiny", "--id", "sbx-1").returncode == 0
     assert _dsec(state_dir, "down").returncode == 0
+    assert may_have_sandboxes(state_dir)
     assert _dsec(state_dir, "sandbox", "ls", "-q").stdout == "sbx-1\n"
 
 

@@ -11,6 +11,8 @@ from dsec.cli.worker_connection import run_episodes
 from dsec.episode.spec import EpisodeFilter, EpisodeInfo, EpisodeState
 
 _STATES = click.Choice([state.value for state in EpisodeState])
+_WHY_CHARACTERS = 160
+"""Of how an episode ended; `show` has all of it."""
 _COLUMNS = ("episode", "state", "task", "job", "rounds", "tokens", "cost", "age", "why")
 
 
@@ -68,9 +70,11 @@ def cost(usd: float | None) -> str:
 
 
 def why(info: EpisodeInfo) -> str:
-    """Say in a few words why an episode is where it is, and whether it needs somebody."""
+    """Say in a line why an episode is where it is, what its grade is, and whether it needs somebody."""
     if info.unknown:
         return f"{len(info.unknown)} to decide"
-    if info.grade is not None:
-        return "passed" if info.grade.passed else "failed"
-    return info.error_code or info.reason or "-"
+    said = [] if info.grade is None else ["passed" if info.grade.passed else "failed"]
+    how = ": ".join(word for word in (info.error_code, " ".join(info.reason.split())) if word)
+    if how:
+        said.append(how if len(how) <= _WHY_CHARACTERS else f"{how[:_WHY_CHARACTERS]}...")
+    return "; ".join(said) or "-"

@@ -8,7 +8,8 @@ and the next node makes them again.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 
 from dsec.images.lazy.client import LAZY, end_daemon
@@ -40,6 +41,23 @@ def leave_host(state_dir: Path) -> tuple[str, ...]:
         with suppress(OSError):  # One that still holds something stays.
             close_run_directory(RUN_DIRECTORY / node)
     return busy
+
+
+def may_have_sandboxes(state_dir: Path) -> bool:
+    """Say whether a node of `state_dir`, which does not live, may have sandboxes or pools: its journal knows of all.
+
+    A journal that cannot be read may hold anything.
+    """
+    journal = state_dir / "journal.sqlite"
+    if not journal.exists():
+        return False
+    try:
+        with closing(sqlite3.connect(f"{journal.absolute().as_uri()}?mode=rw", uri=True, timeout=5.0)) as connection:
+            found = "SELECT EXISTS (SELECT 1 FROM sandbox) OR EXISTS (SELECT 1 FROM pool)"
+            moving = "SELECT EXISTS (SELECT 1 FROM migration WHERE NOT is_over)"
+            return any(connection.execute(query).fetchone()[0] for query in (found, moving))
+    except sqlite3.Error:
+        return True
 
 
 def _unmounted(target: str) -> bool:

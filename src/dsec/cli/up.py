@@ -17,7 +17,7 @@ from dsec.base.clock import SystemClock
 from dsec.base.units import MIB
 from dsec.cli.connection import open_service
 from dsec.cli.context import Options, pass_options
-from dsec.cli.leave import leave_host
+from dsec.cli.leave import leave_host, may_have_sandboxes
 from dsec.cli.output import note, print_fields, print_json_line
 from dsec.cli.parameters import duration
 from dsec.cli.serving import end_process, holder, wait_end
@@ -138,8 +138,11 @@ def down(options: Options, destroy: bool) -> None:
     state_dir = options.state_dir
     _end_worker(options, worker_state_dir(state_dir))
     if destroy and (state_dir / "node.id").exists():
-        removed = options.run_alone(lambda: _destroy_all(options))
-        note(f"{removed} sandboxes destroyed")
+        if is_held(state_dir) or may_have_sandboxes(state_dir):
+            removed = options.run_alone(lambda: _destroy_all(options))
+            note(f"{removed} sandboxes destroyed")
+        else:
+            note(f"there are no sandboxes in {state_dir}")
     if is_held(state_dir):
         pid = holder(state_dir)
         options.run_alone(lambda: end_process(pid))
