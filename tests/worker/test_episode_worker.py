@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -419,6 +420,29 @@ async def test_an_image_that_the_node_has_not_is_found_missing_at_the_start(
         # What is there is not asked for again.
         assert (await worker.start(wants("pyhton"), episode_id="ep-b")).episode_id == "ep-b"
         assert (await ended(worker, "ep-a")).reason == "submitted"
+
+
+async def test_an_episode_whose_log_is_lost_does_not_begin_anew(place: MemoryWorker) -> None:
+    directory = place.directory / "episodes"
+    async with place.node() as node:
+        async with place.worker(node) as worker:
+            for name in ("ep-lost", "ep-new"):
+                await worker.start(spec("echo one", LONG), episode_id=name)
+                await until(worker, name, lambda now: now.rounds == 1)
+        for name in ("ep-lost", "ep-new"):
+            shutil.rmtree(directory / name)
+        # As a worker leaves it that dies between the spec and the log.
+        (directory / "ep-new.begun").unlink()
+        async with place.worker(node) as worker:
+            info = await until(worker, "ep-lost", is_in(STOPPED))
+            assert info.error_code == "state_corrupted"
+            assert "its log is gone" in info.reason
+            assert (await until(worker, "ep-new", lambda now: now.rounds == 1)).lives == 1
+            # Whoever knows that nothing counts says so.
+            (directory / "ep-lost.begun").unlink()
+            await worker.resume("ep-lost")
+            await until(worker, "ep-lost", lambda now: now.rounds == 1)
+        assert (directory / "ep-lost.begun").exists()
 
 
 async def test_an_episode_that_cannot_begin_is_not_there(place: MemoryWorker) -> None:

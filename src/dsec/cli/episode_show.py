@@ -24,6 +24,7 @@ DEFAULT_ROUNDS = 10
 _REMEDIES = {
     "image_not_found": "make the image on the node first: dsec image build, import or pull",
     "backend_failed": "see that the model answers where the worker runs: curl URL/models; or name another by --model",
+    "state_corrupted": "its log is damaged or gone; `dsec episode resume` says what is missing, and what to do",
     "capability_missing": "`dsec doctor` says how to get what the node lacks",
 }
 """What mends the errors that stop episodes most often."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
+import anyio.to_thread
 
 from dsec.base.errors import DsecError, InvalidStateError, NotFoundError, OutsideUnavailableError
 from dsec.episode.durability import Durability
@@ -22,6 +23,7 @@ from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_remote import restore_log
 from dsec.stores.episode_log_upload import LogUploader
 from dsec.stores.objects import ObjectStore
+from dsec.worker.episodes.begun import check_not_begun, mark_begun
 from dsec.worker.episodes.parts import WorkerParts
 
 _LOOK_S = 1.0
@@ -169,6 +171,7 @@ async def hold(
 
     Raises:
         StateLockedError: another worker has it.
+        StateCorruptedError: its log has begun and is gone, or is damaged.
         DsecError: disk or store failed, or the log is damaged.
     """
     lease = None if parts.store is None else await _lease(parts, parts.store, episode_id)
@@ -234,12 +237,31 @@ async def _open(
     identity: EpisodeIdentity,
     on_saved: Callable[[], None],
 ) -> tuple[DurableLog, Sequence[RoundRecord]]:
+    log, rounds = await _open_or_begin(parts, place, durability, identity, on_saved)
+    try:
+        # Also where a worker died in front of this, or knew of no such mark.
+        await anyio.to_thread.run_sync(mark_begun, place)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await log.aclose()
+        raise
+    return log, rounds
+
+
+async def _open_or_begin(
+    parts: WorkerParts,
+    place: LogPlace,
+    durability: Durability,
+    identity: EpisodeIdentity,
+    on_saved: Callable[[], None],
+) -> tuple[DurableLog, Sequence[RoundRecord]]:
     try:
         return await _read(parts, place, durability, on_saved)
     except NotFoundError:
         pass
     if parts.store is not None and await _restored(place, parts.store):
         return await _read(parts, place, durability, on_saved)
+    await anyio.to_thread.run_sync(check_not_begun, place)
     return await parts.group.create(place, identity, durability, on_saved=on_saved), ()
 
 

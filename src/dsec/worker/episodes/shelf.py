@@ -1,9 +1,9 @@
 """The directory of a worker: who holds it, what its episodes were asked to be, and how those that ended ended.
 
 A spec is on the disk before the log of its episode begins, so that a beginning that was acknowledged is one that can be
-gone on with; a spec without a log is an episode that has not begun yet. What an ended episode came to is written down
-beside it, so that a worker with thousands of them starts without reading their logs; that file is only a short cut.
-See docs/formats/worker.md.
+gone on with; a spec without a log is an episode that has not begun yet (`dsec.worker.episodes.begun`). What an ended
+episode came to is written down beside it, so that a worker with thousands of them starts without reading their logs;
+that file is only a short cut. See docs/formats/worker.md.
 """
 
 from __future__ import annotations
