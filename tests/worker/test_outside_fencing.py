@@ -10,7 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from dsec.base.errors import LogSuspectError
 from dsec.episode.agent_calls import OutsideCall
+from dsec.episode.log_events import OperationsRunning
 from dsec.episode.operations import Effect
 from dsec.episode.spec import EpisodeEnvironment, EpisodeInfo, EpisodeSpec, EpisodeState, ScriptPolicy, ScriptRound
 from dsec.episode.tools import OutsideAnswer, ToolFailed
@@ -19,6 +21,7 @@ from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.testing.faulty_store import Faults, FaultyObjectStore
 from dsec.testing.memory_node import MemoryHost
 from dsec.testing.memory_worker import MemoryWorker
+from dsec.testing.simulated_disk import DiskFaults, SimulatedDisk
 from dsec.worker.episodes.policies.registry import Policies
 from dsec.worker.episodes.policies.tools import ToolSet
 from dsec.worker.episodes.ports import Hands, LifeContext
@@ -148,6 +151,33 @@ async def test_nothing_that_must_not_run_twice_begins_while_the_store_is_gone(tm
     async with where.node() as node, where.worker(node) as worker:
         await worker.start(SPEC, episode_id=EPISODE)
         await until(worker, lambda info: info.state is EpisodeState.STOPPED)
+        assert not system.epochs
+        store.faults = Faults()
+        await worker.resume(EPISODE)
+        await until(worker, lambda info: info.state is EpisodeState.ENDED)
+    assert ledger.done.total() == 1
+
+
+async def test_a_disk_that_fails_while_an_announcement_is_on_its_way_ends_the_waiting(tmp_path: Path) -> None:
+    """Who asks for the episode opens its log anew, and takes the copy away from under the loop that waits for it."""
+    ledger, disk = MemoryLedger(), SimulatedDisk()
+    store = FaultyObjectStore(MemoryObjectStore(), Faults(fails=lambda action, key: action == "put" and "/log/" in key))
+    system = SlowOutside(ledger, is_slow=False)
+    where = place(tmp_path / "worker", store, system)
+    where.options["disk"] = disk
+    assert where.settings.announce_s > 10
+    async with where.node() as node, where.worker(node) as worker:
+        await worker.start(SPEC, episode_id=EPISODE)
+        async with worker.events(EPISODE) as saved:
+            async for heard in saved:
+                if isinstance(heard.event, OperationsRunning):
+                    break  # It is announced, and waits for the store.
+        disk.faults.failing = lambda operation, name: operation == "sync"
+        with pytest.raises(LogSuspectError):
+            await worker.pause(EPISODE)
+        disk.faults = DiskFaults()
+        with anyio.fail_after(5):
+            await worker.pause(EPISODE)
         assert not system.epochs
         store.faults = Faults()
         await worker.resume(EPISODE)
