@@ -24,6 +24,7 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from dsec.base.errors import (
+    BackendFailedError,
     DsecError,
     InvalidStateError,
     LimitExceededError,
@@ -93,6 +94,7 @@ class EpisodeDrive:
         self._failed_beside: DsecError | None = None
         self._tries = 0
         self._tried_round = 0
+        self._is_asked_anew = False
         self._sandboxes_ended: Counter[str] = Counter()
         self._scope: anyio.CancelScope | None = None
         self._changed = anyio.Event()
@@ -145,8 +147,11 @@ class EpisodeDrive:
 
     def _hear_trouble(self, error: DsecError | None) -> None:
         """What is wrong while the loop runs and asks again: somebody may be waiting for it."""
-        self._trouble = error
-        self._tell()
+        if error is None:
+            self._is_asked_anew = False
+        if error is not self._trouble:
+            self._trouble = error
+            self._tell()
 
     def _tell(self) -> None:
         if self._holding is not None and self._holding.log.log.is_usable:
@@ -326,6 +331,10 @@ class EpisodeDrive:
         """A lease that ran out because the store was away is asked for anew: that finds out whether another has it."""
         if isinstance(error, WriterFencedError) and self._failed_beside is None:
             return self._holding is not None and self._holding.is_lease_over
+        if isinstance(error, BackendFailedError) and self._is_asked_anew:
+            # The call that failed may have been the last of the model before.
+            self._is_asked_anew = False
+            return True
         return is_worth_a_try(error, self.spec)
 
     async def _drop_broken(self) -> None:
@@ -440,6 +449,7 @@ class EpisodeDrive:
                     f"{self.episode_id} waits for a verdict: {self._reason}", resolution="settle it, then it goes on"
                 )
             holding, life = await self.open(), self._life
+            self._is_asked_anew = life is not None
             if model is not None:
                 if life is not None:
                     await life.change_model(model, reason="it was resumed with this one")
