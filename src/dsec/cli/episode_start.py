@@ -67,7 +67,7 @@ def start(
     specs = [asked_spec(asked)] if file is None else read_specs(file)
     # Another host's worker sees another network.
     if asked.model is not None and options.worker_url is None and (trouble := not_heard(asked.model)):
-        note(f"no model is heard at {asked.model}: {trouble}; it is tried for some minutes, then the episode stops")
+        note(f"no model is heard at {asked.model}: {trouble}; it is tried for a minute or two, then the episode stops")
     specs = [each for spec in specs for each in _attempts(_labelled(spec, job, labels), attempts)]
     if (episode_id is not None or watch) and len(specs) > 1:
         raise click.UsageError("--id and --watch are for one episode.")
