@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import structlog
 from msgspec.structs import replace
 
 from dsec.base.errors import DsecError, NodeUnavailableError
 from dsec.episode.spec import EnvironmentMode
-from dsec.model.sandbox import SandboxFilter
+from dsec.model.sandbox import SandboxFilter, SandboxSpec
 from dsec.node.node import Node
 from dsec.testing.crash_plan import CrashPlan
 from dsec.testing.episode_checker import check_history
+from dsec.testing.memory_node import MemoryHost
 from dsec.testing.mortal_node import MortalNode
 from dsec.testing.worker_crashes import EPISODE, Crashes
 from dsec.worker.episodes.ports import EpisodePolicy, Finished, LifeContext, LoopPolicy, Proposal, Turn
@@ -90,6 +92,22 @@ class EnvironmentCrashes(Crashes):
 
 async def _remove(node: Node, *, sandbox_id: str) -> None:
     await node.remove(sandbox_id)
+
+
+async def test_a_node_that_dies_while_a_file_is_read_is_gone_for_the_reader_and_comes_back() -> None:
+    """Reading resumes what is paused, which is a step: that death is the node's, and no other's."""
+    async with MortalNode(MemoryHost(), random.Random(0)).running() as keeper:
+        sandbox = await keeper.call(lambda node: node.create(SandboxSpec(image="python")))
+        await keeper.call(lambda node: node.pause(sandbox.sandbox_id))
+        keeper._faults.kill_at = keeper._faults.steps + 1
+        service = keeper.service(anyio.lowlevel.checkpoint)
+        with pytest.raises(NodeUnavailableError):
+            await anext(service.read_file(sandbox.sandbox_id, "/tmp/absent"))
+        with pytest.raises(NodeUnavailableError):
+            await keeper.call(lambda node: node.list())
+        await anyio.wait_all_tasks_blocked()
+        assert [info.sandbox_id for info in await keeper.call(lambda node: node.list())] == [sandbox.sandbox_id]
+        assert keeper.deaths == 1
 
 
 async def judged(crashes: EnvironmentCrashes) -> list[str]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 
 import anyio
 
 from dsec.base.errors import NodeUnavailableError
+from dsec.linux.pipes import Pipe
 from dsec.node.node import Node
+from dsec.service.content import ByteStream
 from dsec.service.port import SandboxService
 from dsec.service.state import StateService
 from dsec.testing.faults import Faults, Killed
@@ -81,16 +83,26 @@ class MortalNode:
         with anyio.CancelScope(shield=True):
             while self._node is None:
                 await self._up.wait()
-            try:
-                return await act(self._node)
-            except Killed as error:
-                self._down.set()
-                raise NodeUnavailableError("the node died") from error
-            except BaseExceptionGroup as several:
-                if several.split(Killed)[1] is not None:
-                    raise
-                self._down.set()
-                raise NodeUnavailableError("the node died") from several
+            with self.answering():
+                return await act(self.node)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Let whoever asks the node see its death as a node that is gone, not as a death of their own.
+
+        Raises:
+            NodeUnavailableError: it died within.
+        """
+        try:
+            yield
+        except Killed as error:
+            self._down.set()
+            raise NodeUnavailableError("the node died") from error
+        except BaseExceptionGroup as several:
+            if several.split(Killed)[1] is not None:
+                raise
+            self._down.set()
+            raise NodeUnavailableError("the node died") from several
 
     @property
     def node(self) -> Node:
@@ -120,8 +132,9 @@ class _Asked:
         self._keeper, self._part, self._step = keeper, part, step
 
     def __getattr__(self, name: str) -> Any:
-        if not inspect.iscoroutinefunction(getattr(self._part(self._keeper.node), name)):
-            return getattr(self._part(self._keeper.node), name)
+        asked = getattr(self._part(self._keeper.node), name)
+        if not inspect.iscoroutinefunction(asked):
+            return self._reading(asked) if name in ("read_file", "download") else asked
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             await self._step()
@@ -130,3 +143,25 @@ class _Asked:
             return found
 
         return call
+
+    def _reading(self, asked: Callable[..., ByteStream]) -> Callable[..., ByteStream]:
+        return lambda *args, **kwargs: _Read(self._keeper, asked(*args, **kwargs))
+
+
+class _Read(ByteStream):
+    """What a node sends until it dies: a paused sandbox is resumed by whoever reads, and a resume is a step."""
+
+    def __init__(self, keeper: MortalNode, source: ByteStream) -> None:
+        self._keeper, self._source = keeper, source
+
+    async def __anext__(self) -> bytes:
+        with self._keeper.answering():
+            return await anext(self._source)
+
+    async def fill(self, pipe: Pipe) -> int:
+        with self._keeper.answering():
+            return await self._source.fill(pipe)
+
+    async def aclose(self) -> None:
+        with self._keeper.answering():
+            await self._source.aclose()

@@ -18,6 +18,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from dsec.episode.operations import Effect as Kind
 from dsec.episode.spec import EpisodeEnvironment, EpisodeInfo, EpisodeSpec, EpisodeState, ScriptPolicy
 from dsec.episode.tools import WriteFile
 from dsec.model.sandbox import SandboxFilter, SandboxSpec
+from dsec.node.node import Node
 from dsec.stores.episode_log_remote import read_stored_log
 from dsec.stores.episode_log_upload import UploadSettings
 from dsec.stores.objects_memory import MemoryObjectStore
@@ -404,13 +406,21 @@ class Crashes:
         self._claims.append(Claim(word=words[content.completeness], rounds=len(content.rounds), objects=objects))
 
     async def _files(self, keeper: MortalNode) -> Sequence[str]:
-        found = await keeper.call(lambda node: node.list(SandboxFilter(metadata={"episode": EPISODE})))
-        assert len(found) == 1, "one sandbox is kept, and no other is left"
-        try:
-            chunks = [chunk async for chunk in keeper.node.read_file(found[0].sandbox_id, LOG)]
-        except NotFoundError:
-            return ()
-        return b"".join(chunks).decode().split()
+        while True:
+            try:
+                # The node may have deaths left: what a dead one remembers is not what is kept.
+                found = await keeper.call(lambda node: node.list(SandboxFilter(metadata={"episode": EPISODE})))
+                assert len(found) == 1, f"one sandbox is kept, and no other is left: {found}"
+                data: bytes = await keeper.call(partial(_read, sandbox_id=found[0].sandbox_id))
+                return data.decode().split()
+            except NotFoundError:
+                return ()
+            except NodeUnavailableError:
+                await anyio.lowlevel.checkpoint()
+
+
+async def _read(node: Node, *, sandbox_id: str) -> bytes:
+    return b"".join([chunk async for chunk in node.read_file(sandbox_id, LOG)])
 
 
 def len_told(told: Sequence[tuple[int, object]]) -> int:
