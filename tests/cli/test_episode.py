@@ -27,7 +27,7 @@ from dsec.cli import episode_parameters
 from dsec.cli.episode_asked import not_heard
 from dsec.cli.episode_specs import read_specs
 from dsec.cli.main import cli
-from dsec.episode.agent_calls import EditFile, Search, Submit, UnusableCall
+from dsec.episode.agent_calls import EditFile, OutsideCall, Search, Submit, UnusableCall
 from dsec.episode.content import Content
 from dsec.episode.identity import EpisodeIdentity, ModelIdentity
 from dsec.episode.log_events import (
@@ -47,8 +47,8 @@ from dsec.episode.log_events import (
     StateSaved,
 )
 from dsec.episode.operations import ModelDecision, Operation, RoundRecord, TokenUsage
-from dsec.episode.spec import AgentPolicy, EpisodeState, UnknownOperation
-from dsec.episode.tools import CommandOutput, FileContent, FileWritten, Run, ToolFailed, Uploaded
+from dsec.episode.spec import AgentPolicy, EpisodeState, ScriptPolicy, UnknownOperation
+from dsec.episode.tools import CommandOutput, FileContent, FileWritten, OutsideAnswer, Run, ToolFailed, Uploaded
 from dsec.episode.totals import EnvironmentKind
 from dsec.testing.memory_episodes import MemoryEpisodes
 
@@ -173,6 +173,10 @@ def test_the_example_of_the_documentation_is_a_spec(tmp_path: Path) -> None:
     (spec,) = read_specs(tmp_path / "a.toml")
     assert isinstance(spec.policy, AgentPolicy)
     assert spec.environment.snapshot_rounds == 5
+    (tmp_path / "a.json").write_text(page.split("```json\n")[1].split("```")[0])
+    (script,) = read_specs(tmp_path / "a.json")
+    assert isinstance(script.policy, ScriptPolicy)
+    assert script.policy.rounds[1].calls == (OutsideCall(name="refund", arguments={"order": "17", "cents": 5}),)
 
 
 @pytest.mark.parametrize(
@@ -318,6 +322,10 @@ def test_rounds_are_shown_with_what_was_said_and_done(one: Episode) -> None:
             (EditFile(path="a.py", old="x", new="y"), FileWritten(size_bytes=2048)),
             (Search(pattern="x+"), ToolFailed(code="path_not_found", brief="no such place")),
             (
+                OutsideCall(name="refund", arguments={"cents": 5}),
+                OutsideAnswer(content=Content(text='{"id": 3}'), status="201"),
+            ),
+            (
                 UnusableCall(problem="no such tool", name="fly"),
                 ToolFailed(code="invalid_request", brief="no such tool"),
             ),
@@ -344,6 +352,7 @@ def test_rounds_are_shown_with_what_was_said_and_done(one: Episode) -> None:
     assert "\x1b" not in shown
     assert "says: I shall look.\\x07" in shown
     assert "edit   a.py  -> 2.0 KiB written" in shown
+    assert 'outside refund {"cents":5}  -> answered 201\n    | {"id": 3}\n' in shown
     assert "no call: fly  -> failed: no such tool" in shown
     assert "round 2: given up: the model was changed" in shown
     assert "the model failed after 30.0 s: model_unavailable: http://m answered 500: \\x1bfull" in shown

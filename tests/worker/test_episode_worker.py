@@ -194,7 +194,8 @@ async def test_what_must_not_run_twice_waits_for_a_verdict_after_a_death(place: 
             with pytest.raises(InvalidStateError, match="result"):
                 await worker.settle("ep-a", unknown.operation_id, Verdict.HAPPENED)
             seen = CommandOutput(exit_code=0, stdout=Content(text="seen"))
-            await worker.settle("ep-a", unknown.operation_id, Verdict.HAPPENED, result=seen, by="a person")
+            told = await worker.settle("ep-a", unknown.operation_id, Verdict.HAPPENED, result=seen, by="a person")
+            assert (told.state in (QUEUED, RUNNING), told.reason, told.unknown) == (True, "", ())
             assert outputs(await collected(worker, "ep-a")) == ["one\n", "seen", "submitted"]
 
 
@@ -501,7 +502,7 @@ async def test_a_failure_of_the_platform_is_tried_again_and_one_of_the_policy_st
         await worker.start(DECIDED, episode_id="ep-b")
         info = await until(worker, "ep-b", is_in(STOPPED))
         assert info.error_code == "caller_error"
-        assert "failed in round 1" in info.reason
+        assert info.reason.endswith("failed in round 1 of ep-b: ValueError: a mistake")
         await worker.resume("ep-b")
         assert (await ended(worker, "ep-b")).reason == "submitted"
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
+import msgspec
+
 from dsec.base.units import format_duration, format_size
 from dsec.cli.output import printable
-from dsec.episode.agent_calls import AgentCall, EditFile, ReadLines, Search, Submit, UnusableCall
+from dsec.episode.agent_calls import AgentCall, EditFile, OutsideCall, ReadLines, Search, Submit, UnusableCall
 from dsec.episode.identity import ModelIdentity
 from dsec.episode.log_events import (
     EnvironmentUsed,
@@ -37,6 +39,7 @@ from dsec.episode.tools import (
     CommandOutput,
     FileContent,
     FileWritten,
+    OutsideAnswer,
     ReadFile,
     Run,
     ToolFailed,
@@ -135,6 +138,8 @@ def call_line(call: AgentCall) -> str:
             return f"search {_cut(call.pattern)} in {_cut(call.path)}"
         case Submit():
             return f"submit {_cut(call.summary)}"
+        case OutsideCall():
+            return f"outside {_cut(call.name)} {_cut(msgspec.json.encode(call.arguments).decode())}"
         case UnusableCall():
             return f"no call: {_cut(call.name)}"
     return f"{type(call).__name__} {_cut(str(call))}"
@@ -153,16 +158,22 @@ def result_line(result: ToolResult) -> str:
             return f"{format_size(len(result.content.data))} read{', cut' if result.truncated else ''}"
         case Uploaded():
             return "unpacked"
+        case OutsideAnswer():
+            return f"answered {_cut(result.status)}{', cut' if result.truncated else ''}"
         case ToolFailed():
             return f"failed: {_cut(result.brief)}"
     return _cut(str(result))
 
 
 def _said(result: ToolResult, *, whole: bool) -> Iterator[str]:
-    """Yield what a command printed; the end of it, unless all is wanted."""
-    if not isinstance(result, CommandOutput):
-        return
-    lines = (result.stdout.shown() + result.stderr.shown()).splitlines()
+    """Yield what a command printed or a system outside answered; the end of it, unless all is wanted."""
+    match result:
+        case CommandOutput():
+            lines = (result.stdout.shown() + result.stderr.shown()).splitlines()
+        case OutsideAnswer():
+            lines = result.content.shown().splitlines()
+        case _:
+            return
     if not whole and len(lines) > _CUT_LINES:
         yield f"... {len(lines) - _CUT_LINES} lines before"
         lines = lines[-_CUT_LINES:]

@@ -509,5 +509,7 @@ class EpisodeDrive:
                 self._wake_up()
                 raise
             if len(waits) == 1:
+                if self.state is EpisodeState.WAITING:
+                    self._set(EpisodeState.QUEUED)  # Whoever said it is answered with what holds now.
                 self._wake_up()
             self._tell()

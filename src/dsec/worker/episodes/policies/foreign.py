@@ -6,6 +6,7 @@ nobody asked for would end a loop in silence. Neither is an `Exception`.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -13,6 +14,9 @@ import anyio
 import anyio.lowlevel
 
 from dsec.base.errors import CallerError, DsecError
+
+_SHOWN_CHARACTERS = 300
+_SHOWN_FRAMES = 3
 
 _Result = TypeVar("_Result")
 
@@ -39,7 +43,10 @@ async def contained(run: Callable[[], Awaitable[_Result]], what: str) -> _Result
 
 
 def foreign_failure(what: str, error: BaseException) -> CallerError:
-    """Return our error for what foreign code raised."""
+    """Return our error for what foreign code raised, which its brief says: an episode's reason keeps no more."""
+    first, *_ = str(error).splitlines() or [""]
     return CallerError(
-        what, detail=f"{type(error).__name__}: {error}", resolution="mend the policy, and resume the episode"
+        f"{what}: {type(error).__name__}: {first[:_SHOWN_CHARACTERS]}",
+        detail="".join(traceback.format_exception(error)[-_SHOWN_FRAMES:]).rstrip(),
+        resolution="mend the policy, and resume the episode",
     )

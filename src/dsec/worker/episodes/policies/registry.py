@@ -213,7 +213,10 @@ def load_plugin(name: str) -> Callable[[PluginContext], Any]:
         raise
     except (Exception, SystemExit) as error:  # Importing runs foreign code, which may end with `sys.exit()`.
         raise InvalidRequestError(
-            f"the policy {name[:80]!r} cannot be loaded", detail=f"{type(error).__name__}: {error}"
+            f"the policy {name[:80]!r} cannot be loaded",
+            detail=f"{type(error).__name__}: {error}",
+            resolution="it is loaded by the process that drives episodes, from its PYTHONPATH and installed packages; "
+            "a worker in the background has those of who started it: `dsec worker down` lets it start anew",
         ) from error
     if not callable(target):
         raise InvalidRequestError(f"the policy {name[:80]!r} is not callable", resolution="name a class or function")
