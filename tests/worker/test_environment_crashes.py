@@ -110,6 +110,20 @@ async def test_a_node_that_dies_while_a_file_is_read_is_gone_for_the_reader_and_
         assert keeper.deaths == 1
 
 
+async def test_what_is_under_way_when_a_dead_node_is_cleared_away_hears_that_it_is_gone() -> None:
+    async with MortalNode(MemoryHost(), random.Random(0)).running() as keeper:
+
+        async def watch_late(node: Node) -> None:
+            keeper._faults.dead = True
+            keeper._down.set()
+            await anyio.wait_all_tasks_blocked()
+            node._core.supervisor.start("watched late", anyio.sleep_forever)
+
+        with pytest.raises(NodeUnavailableError):
+            await keeper.call(watch_late)
+        assert keeper.deaths == 1
+
+
 async def judged(crashes: EnvironmentCrashes) -> list[str]:
     try:
         return list(check_history(await crashes.run()))

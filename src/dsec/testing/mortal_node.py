@@ -93,10 +93,16 @@ class MortalNode:
         Raises:
             NodeUnavailableError: it died within.
         """
+        asked = self._faults
         try:
             yield
         except Killed as error:
             self._down.set()
+            raise NodeUnavailableError("the node died") from error
+        except RuntimeError as error:
+            # What is still under way when a dead node is cleared away finds its task group closed.
+            if not asked.dead:
+                raise
             raise NodeUnavailableError("the node died") from error
         except BaseExceptionGroup as several:
             if several.split(Killed)[1] is not None:
