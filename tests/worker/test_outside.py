@@ -155,6 +155,10 @@ def test_what_a_service_offers_decides_the_kind_of_effect(name: str, effect: Eff
     assert HttpOutside("transfer", options("http://bank", **SERVICES[name])).effect is effect
 
 
+def test_a_service_of_which_nothing_is_said_is_sent_nothing_twice() -> None:
+    assert HttpOutside("transfer", HttpOptions(url="http://bank")).effect is Effect.ONCE
+
+
 async def test_what_is_not_offered_is_not_pretended() -> None:
     plain = HttpOutside("transfer", options("http://bank", keys=False))
     with pytest.raises(CapabilityMissingError):

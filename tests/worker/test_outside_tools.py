@@ -46,7 +46,8 @@ def spec(*outside: OutsideSpec) -> EpisodeSpec:
 
 
 def bank(url: str = "http://bank", **more: Any) -> OutsideSpec:
-    options = {"url": f"{url}/transfers", "description": "Pay.", "parameters": PARAMETERS, "backoff_s": [0.0], **more}
+    offered = {"url": f"{url}/transfers", "description": "Pay.", "parameters": PARAMETERS, "keys": True}
+    options = {"backoff_s": [0.0], **offered, **more}
     return OutsideSpec(name="pay", adapter="http", options=options)
 
 

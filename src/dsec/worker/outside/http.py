@@ -79,7 +79,8 @@ class HttpOptions(Value, frozen=True, omit_defaults=True):
         method: of the request. The arguments that are not in the URL are sent as a JSON object.
         headers: sent with each request; ``${NAME}`` stands for a variable of the worker's environment: secrets are
             named, and not written here.
-        keys: the service does what comes with the same key once.
+        keys: the service does what comes with the same key once. Only who knows it may say so: of a service that
+            ignores keys, what is sent again happens again.
         key_header: the header for it.
         epoch_header: header for the epoch of the log's writer; a service that is told of a lower one than before
             answers 412 and does nothing. Empty: none is sent.
@@ -95,7 +96,7 @@ class HttpOptions(Value, frozen=True, omit_defaults=True):
     parameters: dict[str, Parameter] = {}
     method: str = "POST"
     headers: dict[str, str] = {}
-    keys: bool = True
+    keys: bool = False
     key_header: str = "Idempotency-Key"
     epoch_header: str = ""
     ask: HttpEndpoint | None = None
