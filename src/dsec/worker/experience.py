@@ -7,19 +7,17 @@ can: of very many episodes only the newest are kept. Losing the file costs knowl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import anyio.to_thread
 import msgspec
 
-from dsec.base.errors import StateCorruptedError
-from dsec.episode.frames import encode_frame, scan_frames
+from dsec.episode.frames import encode_frame
 from dsec.episode.identity import check_episode_id
 from dsec.episode.recovery_experience import PRIOR_WEIGHT, Experience, StepTaken
 from dsec.model.value import Value
-from dsec.stores.episode_log_disk import HostDisk
-from dsec.worker.framed_log import FramedLog, sync_directory
+from dsec.worker.book import Book, read_book
 from dsec.worker.manifest import write_durably
 
 EXPERIENCE_NAME = "experience.jsonl"
@@ -37,10 +35,11 @@ class ExperienceLine(Value, frozen=True):
         check_episode_id(self.episode_id)
 
 
-_ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(ExperienceLine)
+_ENCODER = msgspec.json.Encoder()
+_RESOLUTION = "read it with the version of dsec that wrote it, or move it away: it is learned anew"
 
 
-class ExperienceBook:
+class ExperienceBook(Book[ExperienceLine]):
     """The experience of a worker, open for more; one process at a time writes it. A context manager.
 
     Attributes:
@@ -48,29 +47,20 @@ class ExperienceBook:
     """
 
     def __init__(self, directory: Path, *, prior_weight: float = PRIOR_WEIGHT) -> None:
-        """Open or begin the book of a worker's directory; a torn last line is cut off.
+        """Open or begin the book of a worker's directory; one that has grown to twice what is kept is written anew.
 
         Raises:
-            StateCorruptedError: it is damaged elsewhere; nothing was changed.
+            StateCorruptedError: it is damaged elsewhere than at its end; nothing was changed.
         """
+        path = directory / EXPERIENCE_NAME
+        super().__init__(path, ExperienceLine, resolution=_RESOLUTION)
+        if len(self._read) > 2 * MAXIMUM_EPISODES:
+            self.close()
+            write_durably(path, _newest(self._read, MAXIMUM_EPISODES))
+            super().__init__(path, ExperienceLine, resolution=_RESOLUTION)
         self._prior_weight = prior_weight
-        _forget_oldest(directory / EXPERIENCE_NAME, MAXIMUM_EPISODES)
-        self._log = FramedLog(directory / EXPERIENCE_NAME)
-        sync_directory(directory)
-        self._lines = _last(self._log.documents, name=str(directory / EXPERIENCE_NAME))
+        self._lines = _last(self._read)
         self.experience = _learned(self._lines, prior_weight)
-
-    def __enter__(self) -> ExperienceBook:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._log.__exit__(None, None, None)
 
     async def learn(self, episode_id: str, steps: tuple[StepTaken, ...]) -> None:
         """Take in what an episode's steps came to, in place of what was known of it.
@@ -80,7 +70,7 @@ class ExperienceBook:
         """
         if self._lines.get(episode_id, ()) == steps:
             return
-        await self._log.append(_ENCODER.encode(ExperienceLine(episode_id=episode_id, steps=steps)))
+        await self._append(ExperienceLine(episode_id=episode_id, steps=steps))
         known = episode_id in self._lines
         self._lines[episode_id] = steps
         if known:
@@ -97,36 +87,17 @@ def read_experience(path: Path, *, prior_weight: float = PRIOR_WEIGHT) -> Experi
     Raises:
         StateCorruptedError: what is there does not verify.
     """
-    try:
-        data = HostDisk().read(path)
-    except FileNotFoundError:
-        return Experience(prior_weight=prior_weight)
-    except OSError as error:
-        raise StateCorruptedError(f"{path} cannot be read", detail=str(error)) from error
-    return _learned(_last(scan_frames(data, name=str(path)).documents, name=str(path)), prior_weight)
+    return _learned(_last(read_book(path, ExperienceLine, resolution=_RESOLUTION)), prior_weight)
 
 
-def _forget_oldest(path: Path, maximum: int) -> None:
-    """Write a book anew that has grown to twice what is kept of it."""
-    if not path.exists():
-        return
-    documents = scan_frames(path.read_bytes(), name=str(path)).documents
-    if len(documents) <= 2 * maximum:
-        return
-    kept = list(_last(documents, name=str(path)).items())[-maximum:]
-    lines = [_ENCODER.encode(ExperienceLine(episode_id=name, steps=steps)) for name, steps in kept]
-    write_durably(path, b"".join(map(encode_frame, lines)))
+def _newest(lines: Sequence[ExperienceLine], maximum: int) -> bytes:
+    """Return a file of what counts of the episodes that were learned last."""
+    kept = list(_last(lines).items())[-maximum:]
+    documents = (_ENCODER.encode(ExperienceLine(episode_id=name, steps=steps)) for name, steps in kept)
+    return b"".join(map(encode_frame, documents))
 
 
-def _last(documents: tuple[bytes, ...], *, name: str) -> dict[str, tuple[StepTaken, ...]]:
-    try:
-        lines = [_DECODER.decode(document) for document in documents]
-    except msgspec.DecodeError as error:
-        raise StateCorruptedError(
-            f"{name} holds a line that is no experience",
-            detail=str(error),
-            resolution="read it with the version of dsec that wrote it, or move it away: it is learned anew",
-        ) from error
+def _last(lines: Sequence[ExperienceLine]) -> dict[str, tuple[StepTaken, ...]]:
     found: dict[str, tuple[StepTaken, ...]] = {}
     for line in lines:
         # In the order in which they were learned last.

@@ -66,6 +66,10 @@ class FramedLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
         os.close(self._descriptor)
 
     async def append(self, document: bytes, *, durable: bool = True) -> None:

@@ -7,19 +7,13 @@ who changed their mind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
-import msgspec
-
-from dsec.base.errors import StateCorruptedError
-from dsec.episode.frames import scan_frames
 from dsec.episode.identity import check_episode_id
 from dsec.episode.spec import EpisodeGrade
 from dsec.model.value import Value
-from dsec.stores.episode_log_disk import HostDisk
-from dsec.worker.framed_log import FramedLog, sync_directory
+from dsec.worker.book import Book, read_book
 
 GRADES_NAME = "grades.jsonl"
 
@@ -41,36 +35,23 @@ class GradeLine(Value, frozen=True, omit_defaults=True):
         check_episode_id(self.episode_id)
 
 
-_ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(GradeLine)
+_RESOLUTION = "read it with the version of dsec that wrote it"
 
 
-class GradeBook:
+class GradeBook(Book[GradeLine]):
     """The grades of a worker's episodes, open for more. One process at a time writes it: the one that holds the worker.
 
     Use as a context manager, or call `close`.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Open or begin the book of a worker's directory; a torn last line, which nobody was told of, is cut off.
+        """Open or begin the book of a worker's directory.
 
         Raises:
-            StateCorruptedError: it is damaged elsewhere; nothing was changed.
+            StateCorruptedError: it is damaged elsewhere than at its end; nothing was changed.
         """
-        self._log = FramedLog(directory / GRADES_NAME)
-        sync_directory(directory)
-        self._grades = dict(_last(self._log.documents, name=str(directory / GRADES_NAME)))
-
-    def __enter__(self) -> GradeBook:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._log.__exit__(None, None, None)
+        super().__init__(directory / GRADES_NAME, GradeLine, resolution=_RESOLUTION)
+        self._grades = _last(self._read)
 
     def get(self, episode_id: str) -> EpisodeGrade | None:
         """Return the grade of an episode, if it has one."""
@@ -82,7 +63,7 @@ class GradeBook:
         Raises:
             HostDiskFullError, PlatformError: it could not be saved, and does not count.
         """
-        await self._log.append(_ENCODER.encode(GradeLine(episode_id=episode_id, grade=grade, at_s=at_s)))
+        await self._append(GradeLine(episode_id=episode_id, grade=grade, at_s=at_s))
         self._grades[episode_id] = grade
 
 
@@ -92,22 +73,8 @@ def read_grades(path: Path) -> Mapping[str, EpisodeGrade]:
     Raises:
         StateCorruptedError: what is there does not verify.
     """
-    try:
-        data = HostDisk().read(path)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise StateCorruptedError(f"{path} cannot be read", detail=str(error)) from error
-    return _last(scan_frames(data, name=str(path)).documents, name=str(path))
+    return _last(read_book(path, GradeLine, resolution=_RESOLUTION))
 
 
-def _last(documents: tuple[bytes, ...], *, name: str) -> Mapping[str, EpisodeGrade]:
-    try:
-        lines = [_DECODER.decode(document) for document in documents]
-    except msgspec.DecodeError as error:
-        raise StateCorruptedError(
-            f"{name} holds a line that is no grade",
-            detail=str(error),
-            resolution="read it with the version of dsec that wrote it",
-        ) from error
+def _last(lines: Sequence[GradeLine]) -> dict[str, EpisodeGrade]:
     return {line.episode_id: line.grade for line in lines}
