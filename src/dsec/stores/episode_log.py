@@ -47,6 +47,7 @@ from dsec.episode.segments import (
     parse_segment_name,
     segment_name,
 )
+from dsec.stores.episode_log_disk import write_new
 from dsec.stores.episode_log_place import LogPlace, disk_failure
 from dsec.stores.episode_log_reading import load_segments
 from dsec.stores.episode_log_tenure import Tenure, take_tenure
@@ -314,21 +315,10 @@ class EpisodeLog:
 
     def _create(self, temporary: Path, data: bytes) -> int:
         """Write and sync a file under a name that counts for nothing."""
-        disk = self._disk
         try:
-            disk.remove(temporary)
-            handle = disk.create(temporary)
+            return write_new(self._disk, temporary, data)
         except OSError as error:
             raise self._stop(self._failed(error)) from error
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[disk.write(handle, rest) :]
-            disk.sync(handle)
-        except OSError as error:
-            disk.close(handle)
-            raise self._stop(self._failed(error)) from error
-        return handle
 
     def _carry_over(self, joined: JoinedLog) -> None:
         """Write the last segment's events into one of our own, and take away what that makes void."""

@@ -155,3 +155,22 @@ class HostDisk:
 
     def close(self, handle: int) -> None:
         os.close(handle)
+
+
+def write_new(disk: Disk, path: Path, data: bytes) -> int:
+    """Write and sync a file under a name that counts for nothing, and return its handle.
+
+    Raises:
+        OSError: it could not be written; nothing is open.
+    """
+    disk.remove(path)
+    handle = disk.create(path)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[disk.write(handle, rest) :]
+        disk.sync(handle)
+    except OSError:
+        disk.close(handle)
+        raise
+    return handle

@@ -16,6 +16,7 @@ from dsec.base.errors import AlreadyExistsError, NotFoundError, StateCorruptedEr
 from dsec.episode.log_content import Completeness, LogContent, read_content
 from dsec.episode.segments import JoinedLog, Segment, join_segments, parse_segment_name, read_segment, segment_name
 from dsec.stores.at_once import each_at_once
+from dsec.stores.episode_log_disk import write_new
 from dsec.stores.episode_log_objects import (
     Watermark,
     decode_watermark,
@@ -200,13 +201,5 @@ def _write_segments(place: LogPlace, reading: _Reading) -> None:
 def _write_file(place: LogPlace, name: str, data: bytes) -> None:
     disk, directory = place.disk, place.directory
     temporary = directory / f".{name.removesuffix('.jsonl')}.tmp"
-    disk.remove(temporary)
-    handle = disk.create(temporary)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[disk.write(handle, rest) :]
-        disk.sync(handle)
-    finally:
-        disk.close(handle)
+    disk.close(write_new(disk, temporary, data))
     disk.rename(temporary, directory / name)

@@ -22,7 +22,7 @@ from dsec.base.errors import CapabilityMissingError, DsecError, StateCorruptedEr
 from dsec.episode.identity import check_episode_id
 from dsec.episode.spec import EpisodeInfo, EpisodeSpec
 from dsec.model.value import Value
-from dsec.stores.episode_log_disk import Disk, HostDisk
+from dsec.stores.episode_log_disk import Disk, HostDisk, write_new
 from dsec.stores.episode_log_place import disk_failure
 
 SPEC_VERSION = 1
@@ -188,15 +188,7 @@ class Shelf:
         """Write a file that is there whole or not at all."""
         disk, temporary = self._disk, path.with_name(f".{path.name}.tmp")
         try:
-            disk.remove(temporary)
-            handle = disk.create(temporary)
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[disk.write(handle, rest) :]
-                disk.sync(handle)
-            finally:
-                disk.close(handle)
+            disk.close(write_new(disk, temporary, data))
             disk.rename(temporary, path)
             disk.sync_directory(path.parent)
         except OSError as error:
