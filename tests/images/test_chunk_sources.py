@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsec.base.errors import ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
 from dsec.images.lazy.source import BlobSource, ChunkSource, MemorySource, ObjectSource, chunk_key, fetch_verified
 from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, encode
 from dsec.stores.objects import ObjectStore
@@ -99,6 +99,25 @@ async def test_a_chunk_that_one_source_damaged_comes_from_the_next() -> None:
     assert await fetch_verified([lying, good], ref, timeout_s=1) == b"content" * 100
     with pytest.raises(StateCorruptedError, match="node-17"):
         await fetch_verified([MemorySource({}), lying], ref, timeout_s=1)
+
+
+class _Blamed(MemorySource):
+    """Notes what it is blamed for."""
+
+    def __init__(self, stored: Mapping[str, bytes]) -> None:
+        super().__init__(stored, "blamed")
+        self.errors: list[tuple[str, str]] = []
+
+    def blame(self, ref: ChunkRef, error: DsecError) -> None:
+        self.errors.append((ref.id, error.code))
+
+
+@pytest.mark.anyio
+async def test_whoever_gave_what_does_not_verify_is_told_so_and_nobody_else() -> None:
+    stored, (ref, *_) = stored_chunks([b"content" * 100])
+    lying, empty, good = _Blamed({ref.id: stored[ref.id][:-1] + b"?"}), _Blamed({}), _Blamed(stored)
+    await fetch_verified([empty, lying, good], ref, timeout_s=1)
+    assert (empty.errors, lying.errors, good.errors) == ([], [(ref.id, "state_corrupted")], [])
 
 
 @pytest.mark.anyio

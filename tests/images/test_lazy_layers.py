@@ -206,6 +206,9 @@ class Switched:
             raise StoreUnavailableError("the link is cut")
         return await self._inner.fetch(ref, timeout_s=timeout_s)
 
+    def blame(self, ref: ChunkRef, error: DsecError) -> None:
+        pass
+
 
 def _error_of(path: Path) -> int | None:
     try:

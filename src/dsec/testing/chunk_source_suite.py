@@ -68,6 +68,15 @@ class ChunkSourceSuite:
                 said = await self._said(source, ref, content)
                 assert said is None or (ref.id[:12] in said and source.name in said)
 
+    @pytest.mark.anyio
+    async def test_blame_raises_nothing(self, open_source: OpenSource) -> None:
+        """What comes of it is the source's own affair: it may go on, or ask somebody else from now on, or nobody."""
+        stored, refs = stored_chunks()
+        source = await open_source(stored, refs)
+        await source.fetch(refs[0])
+        for ref in refs:
+            source.blame(ref, StateCorruptedError(f"chunk {ref.id[:12]} does not verify"))
+
     async def _said(self, source: ChunkSource, ref: ChunkRef, content: bytes) -> str | None:
         """Fetch; return what was said if it was refused, and fail if it is not the content."""
         try:

@@ -5,6 +5,8 @@ Contract of every driver:
 - `fetch` returns stored bytes (docs/formats/layer-manifest.md), whole or not at all. Drivers verify nothing and keep
   nothing: whoever asked verifies (`fetch_verified`), since no source is trusted.
 - It may be called for many chunks at a time, from tasks of one event loop. Cancelling it leaves nothing behind.
+- `blame` is told when what `fetch` gave did not verify. It does not wait and raises nothing: the next source is asked
+  meanwhile. Most drivers do nothing then; one that stands for several peers notes which of them it was.
 - Every call ends within its deadline. `StoreUnavailableError` says that asking again may help; `ObjectNotFoundError`
   that this source has not got the chunk, which says nothing about others.
 """
@@ -37,6 +39,14 @@ class ChunkSource(Protocol):
             StoreUnavailableError: it does not answer within `timeout_s`, or answers with less than the whole.
         """
 
+    def blame(self, ref: ChunkRef, error: DsecError) -> None:
+        """Take notice that what this source gave last as a chunk is something else. May be called from the event loop.
+
+        Args:
+            ref: what was asked for.
+            error: what was found; a `StateCorruptedError`.
+        """
+
 
 class MemorySource:
     """Chunks in a mapping from name to stored bytes; the fake."""
@@ -50,6 +60,9 @@ class MemorySource:
             return self._stored[ref.id]
         except KeyError as error:
             raise ObjectNotFoundError(f"{self.name} has no chunk {ref.id[:12]}") from error
+
+    def blame(self, ref: ChunkRef, error: DsecError) -> None:
+        """Nothing: it is a mapping."""
 
 
 def chunk_key(name: str) -> str:
@@ -68,6 +81,9 @@ class ObjectSource:
         # By a range, so that an object that somebody made long does not fill our memory.
         return await self._store.get_range(chunk_key(ref.id), 0, MAXIMUM_STORED_BYTES + 1, timeout_s=timeout_s)
 
+    def blame(self, ref: ChunkRef, error: DsecError) -> None:
+        """Nothing: a store is asked again, and repaired by whoever published the chunk."""
+
 
 class BlobSource:
     """Chunks of one layer in one large object that is read by ranges."""
@@ -85,6 +101,9 @@ class BlobSource:
                 resolution="see whether the object is whole, and whether the service honours ranges",
             )
         return data
+
+    def blame(self, ref: ChunkRef, error: DsecError) -> None:
+        """Nothing: as with a store."""
 
 
 def _nobody(source: str, error: DsecError) -> None:
@@ -115,12 +134,21 @@ async def fetch_verified(
     for source in sources:
         try:
             stored = await source.fetch(ref, timeout_s=timeout_s)
-            # Decoding and hashing 4 MiB takes milliseconds, in which others' answers would wait.
-            return await anyio.to_thread.run_sync(decode, ref, stored, source.name)
+            return await _verified(source, ref, stored)
         except (ObjectNotFoundError, StateCorruptedError, StoreUnavailableError) as error:
             failures.append(error)
             report(source.name, error)
     raise _worst(ref, failures)
+
+
+async def _verified(source: ChunkSource, ref: ChunkRef, stored: bytes) -> bytes:
+    """Return the content of what a source gave; blame the source where that is something else."""
+    try:
+        # Decoding and hashing 4 MiB takes milliseconds, in which others' answers would wait.
+        return await anyio.to_thread.run_sync(decode, ref, stored, source.name)
+    except StateCorruptedError as error:
+        source.blame(ref, error)
+        raise
 
 
 def _worst(ref: ChunkRef, failures: Sequence[DsecError]) -> DsecError:
