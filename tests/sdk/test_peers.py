@@ -15,7 +15,6 @@ import httpx2
 import pytest
 
 from dsec.api.application import Limits
-from dsec.api.peers import HelloAnswer, PeerCall, PeerGate, read_secret
 from dsec.api.server import Serving, TcpAddress, serve
 from dsec.base.errors import (
     CapabilityMissingError,
@@ -24,8 +23,10 @@ from dsec.base.errors import (
     NodeUnavailableError,
     UnauthorizedError,
 )
+from dsec.base.secret_file import read_secret
 from dsec.linux.pipes import Pipe
 from dsec.model.peer import Peer as ListedPeer
+from dsec.model.peer_proof import HelloAnswer, PeerCall, PeerGate
 from dsec.node.node import Node
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint

@@ -25,7 +25,7 @@ from dsec.api.face import SANDBOXES, Face
 from dsec.api.guard import ClientGoneError, Guard, Receive, Send, shutting_down
 from dsec.api.handlers import Call
 from dsec.api.patience import WAITING
-from dsec.api.peers import PeerGate, open_gate
+from dsec.api.peers import open_gate
 from dsec.api.protocol import DIRECT, Direct
 from dsec.api.refusal import Refusal
 from dsec.api.router import Router
@@ -34,6 +34,7 @@ from dsec.api.terminals import converse, deny
 from dsec.base.errors import DsecError, InvalidRequestError, NotFoundError, UnauthorizedError
 from dsec.base.ids import check_sandbox_id
 from dsec.linux.pipes import Pipe
+from dsec.model.peer_proof import PeerGate
 from dsec.model.value import Value
 from dsec.service.content import ByteStream
 from dsec.service.episodes import HasEpisodes

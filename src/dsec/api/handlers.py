@@ -16,9 +16,10 @@ from dsec import __version__
 from dsec.api import wire
 from dsec.api.body import PacedStream
 from dsec.api.openapi import document
-from dsec.api.peers import PeerGate, open_gate
+from dsec.api.peers import open_gate
 from dsec.api.routes import METADATA_PREFIX, EventsQuery
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError
+from dsec.model.peer_proof import PeerGate
 from dsec.model.sandbox import SandboxFilter
 from dsec.model.state import JobAction
 from dsec.service.fleet import FleetService, HasFleet

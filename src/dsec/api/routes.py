@@ -12,7 +12,6 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 import msgspec
 
 from dsec.api import wire
-from dsec.api.peers import Hello, HelloAnswer
 from dsec.api.wire import invalid_body
 from dsec.model.capability import CapabilityReport
 from dsec.model.event import NodeEvent
@@ -20,6 +19,7 @@ from dsec.model.files import FileInfo
 from dsec.model.fleet import DrainRequest, FleetInfo
 from dsec.model.image import ImageInfo
 from dsec.model.node import NodeInfo
+from dsec.model.peer_proof import Hello, HelloAnswer
 from dsec.model.pool import PoolInfo
 from dsec.model.process import CommandRequest, CommandResult, ProcessInfo, SessionCommand, SessionInfo, SessionRequest
 from dsec.model.sandbox import Lifetime, SandboxInfo, SandboxState, SandboxStats
@@ -146,7 +146,7 @@ class Route:
         deadline_s: seconds until the server gives up; a body's `timeout_s` is added.
         ends_with_client: the operation is cancelled when its client goes away.
         public: needs no token.
-        peer: is for the node's peers: the sandbox API's token does not open it (`dsec.api.peers`).
+        peer: is for the node's peers: the sandbox API's token does not open it (`dsec.model.peer_proof`).
     """
 
     name: str

@@ -19,9 +19,9 @@ import uvicorn
 
 from dsec.api.application import Application, Limits
 from dsec.api.face import SANDBOXES, Face
-from dsec.api.peers import PeerGate
 from dsec.api.protocol import LongBodyProtocol
 from dsec.base.errors import InvalidRequestError
+from dsec.model.peer_proof import PeerGate
 from dsec.service.episodes import HasEpisodes
 from dsec.service.port import SandboxService
 

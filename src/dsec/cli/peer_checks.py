@@ -47,7 +47,7 @@ def _own_id(state_dir: Path) -> str:
 
 
 def _look(settings: NodeSettings, own: str, peer: Peer) -> Finding:
-    from dsec.api.peers import read_secret
+    from dsec.base.secret_file import read_secret
     from dsec.sdk.peers import HttpPeer, secret_file
 
     async def ask() -> Finding:

@@ -32,8 +32,8 @@ from dsec.sdk.pools import pools_of
 from dsec.sdk.workers import worker_state_dir
 
 if TYPE_CHECKING:
-    from dsec.api.peers import PeerGate
     from dsec.api.server import Serving
+    from dsec.model.peer_proof import PeerGate
     from dsec.node.settings import NodeSettings
     from dsec.service.port import SandboxService
 
@@ -101,7 +101,8 @@ async def _gate(settings: NodeSettings, node: SandboxService) -> PeerGate | None
     """Return what lets the node's peers in; None: it has none."""
     if not settings.peers:
         return None
-    from dsec.api.peers import PeerGate, read_secret
+    from dsec.base.secret_file import read_secret
+    from dsec.model.peer_proof import PeerGate
     from dsec.sdk.peers import secret_file
 
     return PeerGate((await node.node()).node, read_secret(secret_file(settings)))

@@ -1,7 +1,7 @@
 """The peers of a node over HTTP: the driver of `dsec.service.peers`.
 
-Each peer is called as `dsec.api.peers` says, with a credential instead of a token; a peer that started anew refuses the
-old one before it does anything, and is made acquainted with again. A message is never repeated otherwise, whatever
+Each peer is called as `dsec.model.peer_proof` says, with a credential instead of a token; a peer that started anew
+refuses the old one before it does anything, and is made acquainted with again. A message is never repeated otherwise, whatever
 happened to its answer. The content of a round goes straight from its stream to the connection, one piece at a time.
 """
 
@@ -16,11 +16,12 @@ import anyio
 import msgspec
 
 from dsec.api.body import STALL_S
-from dsec.api.peers import PeerCall, read_secret
 from dsec.api.routes import ROUTES, Route
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError, UnknownOutcomeError
+from dsec.base.secret_file import read_secret
 from dsec.linux.pipes import Pipe
 from dsec.model.peer import Peer, origin, parse_peers
+from dsec.model.peer_proof import PeerCall
 from dsec.node.settings import NodeSettings
 from dsec.placement.view import NodeView
 from dsec.sdk.http import OCTETS_HEADERS, decode_answer, encode_body, error_of

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.api.peers import PeerGate
 from dsec.api.server import TcpAddress, serve
+from dsec.model.peer_proof import PeerGate
 from dsec.node.node import Node
 from dsec.sdk.http import HttpService
 from dsec.sdk.keepalive import Endpoint
