@@ -1,8 +1,9 @@
 """The peers of a node over HTTP: the driver of `dsec.service.peers`.
 
 Each peer is called as `dsec.model.peer_proof` says, with a credential instead of a token; a peer that started anew
-refuses the old one before it does anything, and is made acquainted with again. A message is never repeated otherwise, whatever
-happened to its answer. The content of a round goes straight from its stream to the connection, one piece at a time.
+refuses the old one before it does anything, and is made acquainted with again. A message is never repeated otherwise,
+whatever happened to its answer. The content of a round goes straight from its stream to the connection, one piece at a
+time.
 """
 
 from __future__ import annotations
