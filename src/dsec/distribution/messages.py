@@ -1,0 +1,190 @@
+"""What nodes and a tracker say to each other. Values only; how they travel is the shell's business.
+
+A tracker remembers nothing across its death. Each node tells it what it has: once in full, then in deltas with growing
+numbers. A tracker that missed one, or has just begun, asks for everything again (`Acknowledgement.resend`). All that it
+knows is therefore hearsay and may be old: a peer that has not got what it is asked for says so, and whoever gets a chunk
+verifies it.
+
+The node in each message is who sent it *as its shell has proved it*; nothing here can tell whether that is so.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from dsec.model.value import Value
+
+
+class LayerChange(Value, frozen=True):
+    """What changed of one layer at one node.
+
+    Attributes:
+        layer: name of its manifest.
+        complete: whether all of its chunks are there now; says more than any list, and replaces it.
+        gone: whether nothing of it is there any more.
+        gained, lost: names of chunks that came and went, where neither of the two is so.
+    """
+
+    layer: str
+    complete: bool = False
+    gone: bool = False
+    gained: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+class Announcement(Value, frozen=True):
+    """What a node has, and how much it can send.
+
+    Attributes:
+        node: its id.
+        address: where its chunks are had; what it means, the shells know.
+        life: drawn anew whenever the node's process begins; numbers count within one.
+        sequence: 1 for the first of a life, one more with each; one that is sent again has its old number.
+        full: whether this is everything; otherwise only what changed since the one before.
+        upload_bytes_per_s: what it is willing to send, at most.
+        upload_slots: transfers that it carries out at a time; 0: it sends nothing.
+        uploads: transfers that it carries out now.
+        changes: each layer at most once.
+    """
+
+    node: str
+    address: str
+    life: str
+    sequence: int
+    full: bool = False
+    upload_bytes_per_s: int = 0
+    upload_slots: int = 0
+    uploads: int = 0
+    changes: tuple[LayerChange, ...] = ()
+
+
+class Acknowledgement(Value, frozen=True):
+    """A tracker's answer to an announcement.
+
+    Attributes:
+        resend: whether the next one must be full: something before this one never arrived.
+        lease_s: what was announced is forgotten after this, unless another announcement comes.
+        unlisted: chunks that there was no room to remember; nobody will ask for them.
+    """
+
+    resend: bool = False
+    lease_s: float = 0.0
+    unlisted: int = 0
+
+
+class FailureKind(enum.Enum):
+    """How a peer failed."""
+
+    WRONG = "wrong"
+    """What it gave did not verify."""
+    UNREACHABLE = "unreachable"
+    """Nobody answered there."""
+    STALLED = "stalled"
+    """It answered, and did not come to an end in time."""
+    MISSING = "missing"
+    """It says that it has not got the chunk. Not its fault: what the tracker knows is old."""
+    BUSY = "busy"
+    """It refused, as it sends as much as it will. Not its fault."""
+
+
+class Failure(Value, frozen=True):
+    """One peer that failed to give one chunk."""
+
+    peer: str
+    chunk: str
+    kind: FailureKind
+
+
+class Lookup(Value, frozen=True):
+    """Ask who has chunks of a layer. Only what is going to be fetched at once may be asked for: the others are told
+    that it will be there shortly.
+
+    Attributes:
+        node: who asks.
+        layer: name of the manifest that the chunks are of; nodes that have all of it have them.
+        chunks: names.
+        failures: what happened since the last lookup or report; whom they name is not proposed for that chunk again.
+    """
+
+    node: str
+    layer: str
+    chunks: tuple[str, ...]
+    failures: tuple[Failure, ...] = ()
+
+
+class Report(Value, frozen=True):
+    """Failures of peers, told without asking for anything."""
+
+    node: str
+    failures: tuple[Failure, ...]
+
+
+class Candidate(Value, frozen=True):
+    """A peer that may have a chunk.
+
+    Attributes:
+        node: its id.
+        address: where to ask it.
+        pending: whether it is only fetching the chunk itself; it is asked to answer when it has it.
+    """
+
+    node: str
+    address: str
+    pending: bool = False
+
+
+class Answer(Value, frozen=True):
+    """Where one chunk is to be had: exactly one of the three is given.
+
+    Attributes:
+        chunk: its name.
+        peers: whom to ask, one after the other.
+        origin: whether to take it from the origin now; others are being told to wait for it.
+        wait_s: ask again after this: those who have it send as much as they can already.
+    """
+
+    chunk: str
+    peers: tuple[Candidate, ...] = ()
+    origin: bool = False
+    wait_s: float = 0.0
+
+
+class LookupReply(Value, frozen=True):
+    """A tracker's answer to a lookup.
+
+    Attributes:
+        answers: one for each chunk, in the order of the question.
+        resend: whether the tracker does not know the node, which is to announce itself in full.
+    """
+
+    answers: tuple[Answer, ...]
+    resend: bool = False
+
+
+class VerdictKind(enum.Enum):
+    """What a tracker decided about a node."""
+
+    BLOCK_QUARANTINED = "block_quarantined"
+    """One chunk of it is not taken from it."""
+    PEER_QUARANTINED = "peer_quarantined"
+    """Nothing is taken from it."""
+    REPORTER_DISTRUSTED = "reporter_distrusted"
+    """What it says of others counts for nobody but itself."""
+
+
+class Verdict(Value, frozen=True):
+    """Something that a tracker decided about a node, for its log.
+
+    Attributes:
+        kind: what.
+        node: about whom.
+        until_s: on the tracker's clock.
+        chunk: of which chunk; empty: it is not about one.
+        reporters: whose word it rests on.
+    """
+
+    kind: VerdictKind
+    node: str
+    until_s: float
+    chunk: str = ""
+    reporters: tuple[str, ...] = ()
