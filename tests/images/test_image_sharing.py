@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,6 +23,7 @@ from dsec.base.errors import (
 from dsec.images.durable import try_lock
 from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.conversion import LayerFile, publish
+from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.sharing import image_key, publish_image, pull_image
 from dsec.images.lazy.stored import name_of
 from dsec.images.lazy.verification import Finding, verify_image
@@ -53,7 +55,7 @@ class Hosts:
 
     def host(self, name: str, *, in_use: Callable[[], frozenset[str] | None] = frozenset) -> LocalImageStore:
         root = self._root / name
-        daemon = LayerDaemon(root / "lazy", self.objects.url)
+        daemon = LayerDaemon(root / "lazy", DaemonOptions(store_url=self.objects.url))
         store = LocalImageStore(root, lazy=daemon, layers_in_use=in_use)
         self._stores.append(store)
         self._daemons.append(daemon)
@@ -178,6 +180,17 @@ def test_chunks_that_make_another_layer_than_was_said_are_refused(hosts: Hosts, 
     _run(lambda: hosts.objects.put(image_key(name_of(data)), data))
     with pytest.raises(StateCorruptedError, match="another one"):
         _run(lambda: pull_image(here, "b3:" + name_of(data), hosts.objects, eager=True))
+
+
+def test_a_lazy_layer_says_where_it_comes_from(hosts: Hosts, tmp_path: Path) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    there = hosts.host("there")
+    digest = _pull(there, reference, hosts.objects).layers[0].digest
+    assert there.stored_layer(digest)[1].origins == (hosts.objects.url,)
+    elsewhere = FolderObjectStore(tmp_path / "elsewhere")
+    shutil.copytree(tmp_path / "objects", tmp_path / "elsewhere", dirs_exist_ok=True)
+    _pull(there, reference, elsewhere)
+    assert there.stored_layer(digest)[1].origins == (elsewhere.url, hosts.objects.url)
 
 
 def test_publishing_again_sends_nothing(hosts: Hosts, tmp_path: Path) -> None:

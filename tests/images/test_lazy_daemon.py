@@ -21,6 +21,7 @@ from dsec.images import erofs
 from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.conversion import LayerFile, publish
 from dsec.images.lazy.daemon import EventFile
+from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.daemon_wire import Answer
 from dsec.images.lazy.fetching import LayerEvent, LayerEventKind
 from dsec.images.staging import remove_tree
@@ -56,7 +57,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 @pytest.fixture
 def daemon(tmp_path: Path, published: Published) -> Iterator[LayerDaemon]:
     root = tmp_path / "lazy"
-    daemon = LayerDaemon(root, published.url)
+    daemon = LayerDaemon(root, DaemonOptions(store_url=published.url))
     yield daemon
     remove_tree(root / "mounts")
     keeper = daemon.status().keeper_pid
@@ -87,7 +88,7 @@ def test_it_starts_when_it_is_needed_and_mounts(daemon: LayerDaemon, published: 
 
 def test_many_who_need_it_at_once_start_one(tmp_path: Path, daemon: LayerDaemon, published: Published) -> None:
     def mount(_: int) -> tuple[Path, int]:
-        own = LayerDaemon(tmp_path / "lazy", published.url)
+        own = LayerDaemon(tmp_path / "lazy", DaemonOptions(store_url=published.url))
         return own.mount(published.manifest), own.status().keeper_pid
 
     with ThreadPoolExecutor(4) as pool:

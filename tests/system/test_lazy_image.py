@@ -12,6 +12,7 @@ import anyio.to_thread
 import pytest
 
 from dsec.images.lazy.client import LayerDaemon, end_daemon
+from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.store import LocalImageStore
 from dsec.model.process import CommandRequest
@@ -53,7 +54,7 @@ def _wait_other(daemon: LayerDaemon, keeper: int) -> None:
 async def test_a_sandbox_of_a_pulled_image_outlives_its_node_and_who_serves_its_layers(state_dir: Path) -> None:
     objects = await _pulled(state_dir)
     settings = NodeSettings(state_dir=str(state_dir), store=objects.url)
-    daemon = LayerDaemon(state_dir / "images/lazy", objects.url)
+    daemon = LayerDaemon(state_dir / "images/lazy", DaemonOptions(store_url=objects.url))
     async with open_node(settings) as node:
         box = (await node.create(SandboxSpec(image="guest"))).sandbox_id
         assert await _said(node, box, "echo here; rm /bin/wc; ls /bin/wc 2>/dev/null || echo gone") == "here\ngone\n"

@@ -276,13 +276,14 @@ def store_url(options: Options) -> str:
 def opened_store(options: Options) -> Iterator[LocalImageStore]:
     """Open the image store of this host."""
     from dsec.images.lazy.client import lazy_layers
+    from dsec.images.lazy.daemon_options import DaemonOptions
     from dsec.images.store import LocalImageStore
     from dsec.node import namespace
 
     # The files of an image belong to many users, which an ordinary user's process has only in the node's namespace.
     namespace.enter(options.state_dir)
     root = options.state_dir / "images"
-    store = LocalImageStore(root, lazy=lazy_layers(root, store_url(options)))
+    store = LocalImageStore(root, lazy=lazy_layers(root, DaemonOptions(store_url=store_url(options))))
     try:
         yield store
     finally:

@@ -80,11 +80,12 @@ def verify(options: Options, name: str, full: bool, repair: bool, as_json: bool)
     from dsec.cli.image import store_url
     from dsec.cli.output import print_json, printable
     from dsec.images.lazy.client import LAZY, LayerDaemon
+    from dsec.images.lazy.daemon_options import DaemonOptions
     from dsec.images.lazy.verification import Finding, verify_image
 
     findings: list[Finding] = []
     with opened_store(options) as images:
-        daemon = LayerDaemon(images.root / LAZY, store_url(options))
+        daemon = LayerDaemon(images.root / LAZY, DaemonOptions(store_url=store_url(options)))
 
         async def act(objects: ObjectStore) -> None:
             async for finding in verify_image(images, name, objects, daemon, full=full, repair=repair):

@@ -8,6 +8,7 @@ the directory below.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,8 +25,14 @@ _BIND_FLAGS = mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY | mounts.MS_
 class LazyLayers(Protocol):
     """Who mounts layers that are loaded when touched: `dsec.images.lazy.client.LayerDaemon`."""
 
-    def mount(self, manifest_id: str) -> Path:
-        """Make a layer readable and return where. Idempotent."""
+    def mount(self, manifest_id: str, *, origins: Sequence[str] = (), file: Path | None = None) -> Path:
+        """Make a layer readable and return where. Idempotent.
+
+        Args:
+            manifest_id: name of its manifest.
+            origins: where its chunks can be had; none: where they were had before.
+            file: that has the manifest; None: an origin has it.
+        """
 
     def unmount(self, manifest_id: str) -> bool:
         """Serve a layer no more, unless something of it is open."""
@@ -39,7 +46,7 @@ class LazyLayers(Protocol):
 class NoLazyLayers:
     """Mounts none."""
 
-    def mount(self, manifest_id: str) -> Path:
+    def mount(self, manifest_id: str, *, origins: Sequence[str] = (), file: Path | None = None) -> Path:
         raise CapabilityMissingError(
             "layers that are loaded when touched need root, and a store that they come from",
             resolution="pull the image again with --eager",
@@ -76,7 +83,7 @@ class LayerMounts:
         content = content_path(self._layers / hex_of(record.digest), record)
         if not self.are_real:
             if record.format is LayerFormat.LAZY:
-                return self._lazy.mount(record.manifest)
+                return self._mount_lazy(record)
             return content
         target = self._root / hex_of(record.digest)
         if str(target.resolve()) not in self._targets():
@@ -87,14 +94,18 @@ class LayerMounts:
     def prepare(self, record: LayerRecord) -> None:
         """Do beforehand what takes long about making a layer readable, without the lock."""
         if record.format is LayerFormat.LAZY:
-            self._lazy.mount(record.manifest)
+            self._mount_lazy(record)
+
+    def _mount_lazy(self, record: LayerRecord) -> Path:
+        file = content_path(self._layers / hex_of(record.digest), record)
+        return self._lazy.mount(record.manifest, origins=record.origins, file=file)
 
     def _mount(self, record: LayerRecord, content: Path, target: Path) -> None:
         if record.format is LayerFormat.EROFS:
             erofs.mount_file(content, target)
             return
         if record.format is LayerFormat.LAZY:
-            content = self._lazy.mount(record.manifest)
+            content = self._mount_lazy(record)
         mounts.mount(str(content), target, "", mounts.MS_BIND)
         mounts.mount("", target, "", _BIND_FLAGS)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,8 @@ RECORD = "layer.json"
 EROFS_FILE = "layer.erofs"
 TREE = "tree"
 MANIFEST_FILE = "manifest.json"
+MAXIMUM_ORIGINS = 8
+"""Of one layer; those that it was pulled from last count."""
 
 
 class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -38,6 +41,8 @@ class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         size_bytes: bytes on disk: the file's size, or the sum of the sizes of all regular files.
         entries: number of entries, the root included.
         manifest: name of the manifest of a lazy one; empty: it is none.
+        origins: where the chunks of a lazy one can be had, in the order in which to ask (`dsec.images.lazy.origins`);
+            none: in the store that whoever serves it was started with.
     """
 
     version: int
@@ -46,10 +51,16 @@ class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     size_bytes: int
     entries: int
     manifest: str = ""
+    origins: tuple[str, ...] = ()
 
     @property
     def info(self) -> LayerInfo:
         return LayerInfo(digest=self.digest, format=self.format, size_bytes=self.size_bytes)
+
+    def pulled_from(self, origins: Sequence[str]) -> LayerRecord:
+        """Return the record of this layer once it was pulled again, from there: the latest origins are asked first."""
+        known = tuple(dict.fromkeys((*origins, *self.origins)))[:MAXIMUM_ORIGINS]
+        return msgspec.structs.replace(self, origins=known)
 
 
 def hex_of(digest: str) -> str:
@@ -103,23 +114,33 @@ def _read_and_finish(target: Path, file: Path, work: WorkDirectory) -> LayerReco
     return _finish(target, digest, LayerFormat.EROFS, file.stat().st_size, entries)
 
 
-def write_lazy(manifest: LayerManifest, work: WorkDirectory) -> tuple[Path, LayerRecord]:
+def write_lazy(manifest: LayerManifest, work: WorkDirectory, origins: tuple[str, ...] = ()) -> tuple[Path, LayerRecord]:
     """Store a layer of which nothing but its manifest is here in a new directory below `work`."""
     target = work.path / "layer"
     target.mkdir(mode=0o700)
     write_atomically(target / MANIFEST_FILE, manifest.data)
-    kind, size = LayerFormat.LAZY, manifest.size_bytes
-    return target, _finish(target, manifest.layer, kind, size, manifest.entries, manifest=manifest.id)
-
-
-def _finish(
-    target: Path, digest: str, kind: LayerFormat, size_bytes: int, entries: int, *, manifest: str = ""
-) -> LayerRecord:
     record = LayerRecord(
-        version=1, digest=digest, format=kind, size_bytes=size_bytes, entries=entries, manifest=manifest
+        version=1,
+        digest=manifest.layer,
+        format=LayerFormat.LAZY,
+        size_bytes=manifest.size_bytes,
+        entries=manifest.entries,
+        manifest=manifest.id,
+        origins=origins,
     )
-    write_atomically(target / RECORD, msgspec.json.encode(record))
+    write_record(target, record)
+    return target, record
+
+
+def _finish(target: Path, digest: str, kind: LayerFormat, size_bytes: int, entries: int) -> LayerRecord:
+    record = LayerRecord(version=1, digest=digest, format=kind, size_bytes=size_bytes, entries=entries)
+    write_record(target, record)
     return record
+
+
+def write_record(layer: Path, record: LayerRecord) -> None:
+    """Write the record of a layer into its directory, in place of one that may be there."""
+    write_atomically(layer / RECORD, msgspec.json.encode(record))
 
 
 def _size_of(tree: Path) -> int:

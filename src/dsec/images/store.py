@@ -223,10 +223,28 @@ class LocalImageStore:
         """Store the directory `tree` of a work directory of this store; the tree belongs to the store from now on."""
         return self._store_layer(tree, take=True)
 
-    def add_lazy_layer(self, manifest: LayerManifest) -> str:
-        """Store a layer of which nothing but its manifest is here, and return its digest. One that is here stays."""
+    def add_lazy_layer(self, manifest: LayerManifest, *, origins: Sequence[str] = ()) -> str:
+        """Store a layer of which nothing but its manifest is here, and return its digest.
+
+        One that is here stays as it is. If it is a lazy one, it comes from these origins first from now on.
+
+        Args:
+            manifest: the layer's.
+            origins: where its chunks can be had (`dsec.images.lazy.origins`).
+        """
         with full_disk_reported("storing a layer"), self._staging.directory() as work:
-            return self._place(*layers.write_lazy(manifest, work))
+            digest = self._place(*layers.write_lazy(manifest, work, tuple(origins)))
+            self._add_origins(digest, manifest.id, origins)
+        return digest
+
+    def _add_origins(self, digest: str, manifest_id: str, origins: Sequence[str]) -> None:
+        with exclusive(self._lock):
+            record = self._record(digest)
+            if record.manifest != manifest_id:
+                return  # It is whole, or cut otherwise, so that these origins need not have its chunks.
+            changed = record.pulled_from(origins)
+            if changed != record:
+                layers.write_record(self._layers / hex_of(digest), changed)
 
     def has_layer(self, digest: str) -> bool:
         """Tell whether a layer is stored, in whatever form."""

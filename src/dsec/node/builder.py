@@ -13,6 +13,7 @@ import anyio.to_thread
 from dsec.base.errors import CapabilityMissingError
 from dsec.images import recipes
 from dsec.images.lazy.client import lazy_layers, looked_after
+from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.store import LocalImageStore
 from dsec.linux.userns import is_host_root
 from dsec.node import namespace
@@ -65,7 +66,7 @@ async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | N
         storage = await anyio.to_thread.run_sync(_open_storage, state_dir, settings)
         in_use = _LayersInUse()
         store_url = settings.store or (state_dir.absolute() / "store").as_uri()
-        lazy = lazy_layers(state_dir / "images", store_url)
+        lazy = lazy_layers(state_dir / "images", DaemonOptions(store_url=store_url))
         images = LocalImageStore(state_dir / "images", layers_in_use=in_use, lazy=lazy)
         stack.callback(images.close)
         stack.enter_context(looked_after(lazy))

@@ -14,8 +14,10 @@ import errno
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+import msgspec
 
 from dsec.base.errors import StateCorruptedError
 from dsec.images.durable import write_atomically
@@ -23,7 +25,7 @@ from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.stored import CHUNK_BYTES, name_of
 
-MANIFEST, DATA, PRESENT = "manifest.json", "data", "present"
+MANIFEST, DATA, PRESENT, ORIGINS = "manifest.json", "data", "present", "origins.json"
 _ABSENT, _THERE = b"\0", b"\1"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 METADATA = -1
@@ -36,6 +38,7 @@ class CachedLayer:
     Attributes:
         directory: where it lies; named by the manifest.
         manifest: what it consists of.
+        origins: where its chunks can be had (`dsec.images.lazy.origins`); none: nobody said.
     """
 
     def __init__(self, directory: Path, manifest: LayerManifest) -> None:
@@ -52,6 +55,7 @@ class CachedLayer:
         self._there = {place - 1 for place, value in enumerate(recorded) if value == _THERE[0]}
         self._unsynced: set[int] = set()
         self._held_bytes = sum(map(self._length, self._there))
+        self.origins = _read_origins(directory / ORIGINS)
 
     @classmethod
     def create(cls, directory: Path, manifest: LayerManifest) -> CachedLayer:
@@ -70,6 +74,16 @@ class CachedLayer:
         """
         data = (directory / MANIFEST).read_bytes()
         return cls(directory, manifests.decode(data, str(directory), expected=directory.name))
+
+    def keep_origins(self, origins: Sequence[str]) -> None:
+        """Say where chunks can be had from now on, also for whoever opens the layer next; none: as before. Where the
+        disk is full, whoever opens it next is not told.
+        """
+        if not origins or tuple(origins) == self.origins:
+            return
+        self.origins = tuple(origins)
+        with contextlib.suppress(OSError):
+            write_atomically(self.directory / ORIGINS, msgspec.json.encode(self.origins))
 
     @property
     def path(self) -> Path:
@@ -240,6 +254,14 @@ class CachedLayer:
                     del pending[:CHUNK_BYTES]
         if pending:
             yield bytes(pending)
+
+
+def _read_origins(path: Path) -> tuple[str, ...]:
+    """Return the origins that were kept; none where they are damaged, since this is a cache."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=tuple[str, ...])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return ()
 
 
 def write_at(descriptor: int, content: bytes | memoryview, start: int) -> None:

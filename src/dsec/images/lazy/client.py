@@ -11,15 +11,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import NodeUnavailableError
+from dsec.base.errors import NodeUnavailableError, StateCorruptedError
 from dsec.images.durable import try_lock
 from dsec.images.layer_mounts import LazyLayers, NoLazyLayers
-from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Status, Unmount, Verify, receive, send
+from dsec.images.lazy.daemon_options import DaemonOptions, read_options, write_options
+from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Restart, Status, Unmount, Verify, receive, send
 from dsec.linux.mounts import mounts_under
 from dsec.linux.processes import ProcessIdentity
 from dsec.linux.userns import is_host_root
@@ -38,25 +39,28 @@ class LayerDaemon:
 
     Args:
         root: its directory.
-        store_url: the object store that it takes layers from, for when it is started.
-        cache_limit_bytes: bound of its cache, likewise; None: the default.
+        options: what it is started with, should it not run.
     """
 
-    def __init__(self, root: Path, store_url: str, *, cache_limit_bytes: int | None = None) -> None:
+    def __init__(self, root: Path, options: DaemonOptions) -> None:
         self.root = root
-        self._arguments = [str(root), store_url]
-        if cache_limit_bytes is not None:
-            self._arguments.append(str(cache_limit_bytes))
+        self._options = options
 
-    def mount(self, manifest_id: str) -> Path:
+    def mount(self, manifest_id: str, *, origins: Sequence[str] = (), file: Path | None = None) -> Path:
         """Make a layer readable and return where; costs a round trip when it is mounted already. Idempotent.
 
+        Args:
+            manifest_id: name of its manifest.
+            origins: where its chunks can be had; none: where they were had before, or else in the daemon's store.
+            file: that has the manifest; None: an origin has it.
+
         Raises:
-            ObjectNotFoundError: the store has not got its manifest.
+            ObjectNotFoundError: no origin has its manifest.
             StoreUnavailableError, StateCorruptedError: its manifest or metadata cannot be had.
             NodeUnavailableError: no daemon answers, and none can be started.
         """
-        return Path(self._ask(Mount(manifest=manifest_id)).path)
+        request = Mount(manifest=manifest_id, origins=tuple(origins), file="" if file is None else str(file))
+        return Path(self._ask(request).path)
 
     def unmount(self, manifest_id: str) -> bool:
         """Unmount a layer; return False when something of it is open."""
@@ -69,13 +73,36 @@ class LayerDaemon:
 
     def revive(self) -> None:
         """Start the daemon where layers are mounted and it was killed; while it lives this costs a look at its lock."""
-        lock = self.root / "keeper.lock"
-        if not lock.exists() or (descriptor := try_lock(lock)) is None:
+        if not (self.root / "keeper.lock").exists() or self._keeps_lock():
             return
-        os.close(descriptor)
         if any(entry.kind == "erofs" for entry in mounts_under(self.root / "mounts")):
             with contextlib.suppress(NodeUnavailableError):
                 self.status()
+
+    def configure(self) -> None:
+        """Have a daemon that was started with other options go on with ours. Costs a look at a file when they are ours.
+
+        Raises:
+            NodeUnavailableError: it runs and does not answer.
+        """
+        if not self._keeps_lock():
+            return
+        with contextlib.suppress(StateCorruptedError):
+            if read_options(self.root) == self._options:
+                return
+        write_options(self.root, self._options)
+        with contextlib.suppress(ConnectionError, FileNotFoundError, _ServerGoneError):
+            self._asked(Restart()).checked()
+
+    def _keeps_lock(self) -> bool:
+        """Whether a keeper lives."""
+        lock = self.root / "keeper.lock"
+        if not lock.exists():
+            return False
+        descriptor = try_lock(lock)
+        if descriptor is not None:
+            os.close(descriptor)
+        return descriptor is None
 
     def status(self) -> Answer:
         """Say what it serves."""
@@ -111,9 +138,11 @@ class LayerDaemon:
     def _is_started(self) -> bool:
         """Start a keeper, in a session of its own, and wait until it takes requests; one that finds another leaves."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._keeps_lock():
+            write_options(self.root, self._options)
         with (self.root / "daemon.log").open("ab") as log:
             started = subprocess.run(
-                [sys.executable, "-m", "dsec.images.lazy.daemon", *self._arguments],
+                [sys.executable, "-m", "dsec.images.lazy.daemon", str(self.root)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -134,20 +163,26 @@ class _ServerGoneError(Exception):
     """The server ended before it answered."""
 
 
-def lazy_layers(images: Path, store_url: str) -> LazyLayers:
+def lazy_layers(images: Path, options: DaemonOptions) -> LazyLayers:
     """Return who mounts the lazy layers of an image store: its daemon, which needs root.
 
     Args:
         images: directory of the image store.
-        store_url: the object store that layers come from.
+        options: of the daemon, for when it is started.
     """
-    return LayerDaemon(images.absolute() / LAZY, store_url) if is_host_root() else NoLazyLayers()
+    return LayerDaemon(images.absolute() / LAZY, options) if is_host_root() else NoLazyLayers()
 
 
 @contextlib.contextmanager
 def looked_after(lazy: LazyLayers, interval_s: float = 2.0) -> Iterator[None]:
-    """Revive who serves lazy layers, whenever that was killed, for the duration of the block; from a thread."""
+    """Give who serves lazy layers our options, and revive it whenever it was killed, for the duration of the block.
+
+    It is the node that does so: whoever else needs layers takes the daemon as it is.
+    """
     ended = threading.Event()
+    if isinstance(lazy, LayerDaemon):
+        with contextlib.suppress(NodeUnavailableError):  # It does not answer: whoever needs a layer is told.
+            lazy.configure()
 
     def look() -> None:
         while not ended.wait(interval_s):

@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,18 +31,17 @@ import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.images.durable import try_lock
-from dsec.images.lazy.cache import DEFAULT_LIMIT_BYTES, LayerCache
-from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Status, Unmount, Verify, receive, send
+from dsec.images.lazy.cache import LayerCache
+from dsec.images.lazy.daemon_options import DaemonOptions, read_options
+from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Restart, Status, Unmount, Verify, receive, send
 from dsec.images.lazy.fetching import LayerEvent
 from dsec.images.lazy.layer_mounts import LazyMounts
+from dsec.images.lazy.origins import Origins
 from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
-from dsec.images.lazy.source import ObjectSource
 from dsec.images.staging import remove_tree
 from dsec.linux import syscalls
 from dsec.linux.fuse import FuseMount
 from dsec.linux.processes import ProcessIdentity
-from dsec.stores.objects import ObjectStore
-from dsec.stores.opening import open_store
 
 _PR_SET_PDEATHSIG = 1
 _EVENTS_BYTES = 8 << 20
@@ -52,45 +50,30 @@ _TRIES = 5
 _LONG_LIVED_S = 10.0
 """A server that lived that long may be replaced as often as the first."""
 _CONNECTIONS = 64
+_RESTART_STATUS = 3
+"""A server that ends so asks for another in its place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonOptions:
-    """What a daemon is for.
-
-    Attributes:
-        root: its directory.
-        store_url: the object store that layers come from.
-        cache_limit_bytes: bound on content bytes of its cache.
-        idle_s: how long it goes on without a mounted layer.
-    """
-
-    root: Path
-    store_url: str
-    cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
-    idle_s: float = 60.0
-
-
-def keep(options: DaemonOptions) -> int:
+def keep(root: Path) -> int:
     """Serve until SIGTERM; return an exit status. Returns at once where another keeper serves.
 
     The process that calls ends as soon as requests are taken, with status 0; it is a child of its that keeps.
     """
-    options.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = options.root / "keeper.lock"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = root / "keeper.lock"
     lock.touch(mode=0o600)
     lock_fd = try_lock(lock)
     if lock_fd is None:
         return 0
-    listener = _listen(options.root)
-    mount, left_over = mount_below(options.root / "served")
+    listener = _listen(root)
+    mount, left_over = mount_below(root / "served")
     if os.fork():
         os._exit(0)
     try:
         # Where memory is short it should end the server, which can be replaced, and not who replaces it.
         _bear_out_of_memory("-1000")
         lock.write_text(str(ProcessIdentity.of(os.getpid())))
-        return _keep(options, listener, mount, left_over)
+        return _keep(root, listener, mount, left_over)
     finally:
         # Layers stay mounted, and fail their reads until the next keeper takes them over.
         mount.close()
@@ -117,7 +100,7 @@ def _listen(root: Path) -> socket.socket:
     return listener
 
 
-def _keep(options: DaemonOptions, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...]) -> int:
+def _keep(root: Path, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...]) -> int:
     tries, server, is_ending = _TRIES, 0, False
 
     def end(*_: object) -> None:
@@ -132,12 +115,14 @@ def _keep(options: DaemonOptions, listener: socket.socket, mount: FuseMount, lef
         began = time.monotonic()
         server = os.fork()
         if server == 0:
-            _become_server(partial(_serve, options, listener, mount, left_over, is_first=is_first))
+            _become_server(partial(_serve, root, listener, mount, left_over, is_first=is_first))
         _, status = os.waitpid(server, 0)
         server = 0
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
             return 0
         is_first = False
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _RESTART_STATUS:
+            continue
         tries = _TRIES if time.monotonic() - began > _LONG_LIVED_S else tries - 1
     return 0 if is_ending else 1
 
@@ -160,17 +145,15 @@ def _become_server(serve: Callable[[], None]) -> None:
 
 
 def _serve(
-    options: DaemonOptions, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...], *, is_first: bool
+    root: Path, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...], *, is_first: bool
 ) -> None:
-    store = open_store(options.store_url)
-    cache = LayerCache(options.root / "cache", limit_bytes=options.cache_limit_bytes)
-    events = EventFile(options.root / "events.jsonl")
-    server = LayerServer(cache, mount, [ObjectSource(store)], LayerServerOptions(on_event=events.add))
-    mounts = LazyMounts(options.root / "mounts", server)
-    mounts.adopt(lambda name: server.manifest(store, name), serve=server.start if is_first else server.resume)
+    options = read_options(root)
+    server = _server(root, options, mount)
+    mounts = LazyMounts(root / "mounts", server)
+    mounts.adopt(server.manifest, serve=server.start if is_first else server.resume)
     for path in left_over:
         remove_tree(path)
-    door = _Door(server, mounts, store)
+    door = _Door(server, mounts)
     listener.settimeout(options.idle_s)
     while True:
         try:
@@ -180,6 +163,13 @@ def _serve(
                 continue
             os._exit(0)  # Nobody needs us; whoever does starts another.
         threading.Thread(target=door.answer, args=(connection,), daemon=True).start()
+
+
+def _server(root: Path, options: DaemonOptions, mount: FuseMount) -> LayerServer:
+    cache = LayerCache(root / "cache", limit_bytes=options.cache_limit_bytes)
+    events = EventFile(root / "events.jsonl")
+    behaviour = LayerServerOptions(on_event=events.add)
+    return LayerServer(cache, mount, options=behaviour, origins=Origins(options.store_url))
 
 
 class EventFile:
@@ -209,10 +199,9 @@ class EventFile:
 class _Door:
     """Answers requests: one a connection."""
 
-    def __init__(self, server: LayerServer, mounts: LazyMounts, store: ObjectStore) -> None:
+    def __init__(self, server: LayerServer, mounts: LazyMounts) -> None:
         self._server = server
         self._mounts = mounts
-        self._store = store
 
     def answer(self, connection: socket.socket) -> None:
         """Read a request from a connection and answer it. A client that goes away is nobody's trouble."""
@@ -227,8 +216,12 @@ class _Door:
 
     def _answered(self, request: Request) -> Answer:
         if isinstance(request, Mount):
-            manifest = self._server.manifest(self._store, request.manifest)
-            return Answer(path=str(self._mounts.ensure(manifest)))
+            file = Path(request.file) if request.file else None
+            manifest = self._server.manifest(request.manifest, origins=request.origins, file=file)
+            return Answer(path=str(self._mounts.ensure(manifest, request.origins)))
+        if isinstance(request, Restart):
+            self._server.flush()
+            os._exit(_RESTART_STATUS)
         if isinstance(request, Unmount):
             return Answer(done=self._mounts.unmount(request.manifest))
         if isinstance(request, Verify):
@@ -248,13 +241,9 @@ class _Door:
 
 
 def main(arguments: list[str]) -> int:
-    """Keep a daemon: ``python -m dsec.images.lazy.daemon ROOT STORE_URL [CACHE_LIMIT_BYTES]``."""
-    root, store_url, *limit = arguments
-    return keep(
-        DaemonOptions(
-            root=Path(root), store_url=store_url, cache_limit_bytes=int(limit[0]) if limit else DEFAULT_LIMIT_BYTES
-        )
-    )
+    """Keep the daemon of a directory that has its options: ``python -m dsec.images.lazy.daemon ROOT``."""
+    (root,) = arguments
+    return keep(Path(root))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,14 @@ class Mount(_Tagged, frozen=True, tag="mount"):
 
     Attributes:
         manifest: name of its manifest.
+        origins: where its chunks can be had (`dsec.images.lazy.origins`); none: where they were had before, or else in
+            the daemon's store.
+        file: path of a file of this host that has the manifest; empty, or it is gone: an origin has it.
     """
 
     manifest: str
+    origins: tuple[str, ...] = ()
+    file: str = ""
 
 
 class Unmount(_Tagged, frozen=True, tag="unmount"):
@@ -33,6 +38,10 @@ class Unmount(_Tagged, frozen=True, tag="unmount"):
     """
 
     manifest: str
+
+
+class Restart(_Tagged, frozen=True, tag="restart"):
+    """Record what was fetched and let another server, which reads its options anew, take this one's place."""
 
 
 class Verify(_Tagged, frozen=True, tag="verify"):
@@ -51,7 +60,7 @@ class Status(_Tagged, frozen=True, tag="status"):
     """Tell what is served."""
 
 
-Request = Mount | Unmount | Verify | Status
+Request = Mount | Unmount | Restart | Verify | Status
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

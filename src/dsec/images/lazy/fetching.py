@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -68,6 +68,8 @@ class LayerEvent(Value, frozen=True):
 
 OnEvent = Callable[[LayerEvent], None]
 """Takes events from any thread; must not wait."""
+SourcesOf = Callable[[CachedLayer], Awaitable[Sequence[ChunkSource]]]
+"""Returns whom to ask for the chunks of a layer, in order. Raises nothing."""
 
 
 class _Fetch:
@@ -91,14 +93,14 @@ class Fetcher:
     def __init__(
         self,
         cache: LayerCache,
-        sources: Sequence[ChunkSource],
+        sources_of: SourcesOf,
         group: TaskGroup,
         *,
         timeout_s: float,
         on_event: OnEvent,
     ) -> None:
         self._cache = cache
-        self._sources = sources
+        self._sources_of = sources_of
         self._group = group
         self._timeout_s = timeout_s
         self._on_event = on_event
@@ -205,7 +207,8 @@ class Fetcher:
         def report(source: str, error: DsecError) -> None:
             self._say(layer, LayerEventKind.SOURCE_FAILED, start, length, error, source)
 
-        content = await fetch_verified(self._sources, ref, timeout_s=self._timeout_s, report=report)
+        sources = await self._sources_of(layer)
+        content = await fetch_verified(sources, ref, timeout_s=self._timeout_s, report=report)
         self.fetched_bytes += len(content)
         return content
 
@@ -230,18 +233,18 @@ class Fetcher:
 
 @asynccontextmanager
 async def open_fetcher(
-    cache: LayerCache, sources: Sequence[ChunkSource], *, timeout_s: float, on_event: OnEvent
+    cache: LayerCache, sources_of: SourcesOf, *, timeout_s: float, on_event: OnEvent
 ) -> AsyncIterator[Fetcher]:
     """Open a fetcher; at its end, what is under way is given up.
 
     Args:
         cache: where chunks are kept.
-        sources: of chunks, asked one after the other.
+        sources_of: returns those of a layer's chunks, in the order in which they are asked.
         timeout_s: for each question to one.
         on_event: told what went wrong.
     """
     async with anyio.create_task_group() as group:
-        yield Fetcher(cache, sources, group, timeout_s=timeout_s, on_event=on_event)
+        yield Fetcher(cache, sources_of, group, timeout_s=timeout_s, on_event=on_event)
         group.cancel_scope.cancel()
 
 

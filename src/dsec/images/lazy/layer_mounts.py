@@ -15,7 +15,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
@@ -48,19 +48,25 @@ class LazyMounts:
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
         server.on_complete = self._use_local_file
 
-    def ensure(self, manifest: LayerManifest) -> Path:
+    def ensure(self, manifest: LayerManifest, origins: Sequence[str] = ()) -> Path:
         """Make a layer readable and return where. Waits for its metadata; costs a look at the table when it is mounted.
+
+        Args:
+            manifest: the layer's.
+            origins: where its chunks can be had from now on; none: where they were had before.
 
         Raises:
             DsecError: the metadata cannot be had.
             StateCorruptedError: what was fetched is no EROFS file that the kernel takes.
         """
         if manifest.id not in self.mounted():
-            self._prepare(manifest)
+            self._prepare(manifest, origins)
+        elif self._server.shows(manifest.id):
+            self._server.layer(manifest.id).keep_origins(origins)
         with self._lock:
             target = self._root / manifest.id
             if manifest.id not in self.mounted():
-                shown = self._server.show(manifest)
+                shown = self._server.show(manifest, origins)
                 target.mkdir(mode=0o755, exist_ok=True)
                 layer = self._server.layer(manifest.id)
                 try:
@@ -71,10 +77,10 @@ class LazyMounts:
                     raise
             return target
 
-    def _prepare(self, manifest: LayerManifest) -> None:
+    def _prepare(self, manifest: LayerManifest, origins: Sequence[str]) -> None:
         """Fetch the metadata of a layer without the lock, so that no other layer waits for this one's source."""
         try:
-            self._server.show(manifest)
+            self._server.show(manifest, origins)
         except DsecError:
             with self._lock:
                 if manifest.id not in self.mounted():

@@ -8,6 +8,7 @@ Why a file system on a loop device on a FUSE file: see docs/images-lazy.md.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import secrets
@@ -21,14 +22,14 @@ import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dsec.base.errors import DsecError, StoreUnavailableError
+from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import METADATA, CachedLayer
-from dsec.images.lazy.conversion import fetch_manifest
 from dsec.images.lazy.fetching import Fetcher, LayerEvent, LayerEventKind, layer_event, open_fetcher
 from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.origins import Origins
 from dsec.images.lazy.source import ChunkSource
 from dsec.linux.fuse import FuseMount, FuseSession, ReadOnlyFiles, ReadRequest
-from dsec.stores.objects import ObjectStore
 
 
 def _to_nobody(told: object) -> None:
@@ -58,19 +59,24 @@ class LayerServer:
     Args:
         cache: the layers; the caller closes it after the server.
         mount: where they are shown; the caller closes it after the server.
-        sources: of chunks, asked one after the other.
+        sources: of chunks of every layer, asked one after the other, before the layer's origins.
         options: how it behaves.
+        origins: opens the origins of layers; None: they are not asked.
     """
 
     def __init__(
         self,
         cache: LayerCache,
         mount: FuseMount,
-        sources: Sequence[ChunkSource],
+        sources: Sequence[ChunkSource] = (),
         options: LayerServerOptions = LayerServerOptions(),
+        *,
+        origins: Origins | None = None,
     ) -> None:
         self.cache = cache
         self.mount = mount
+        self._sources = tuple(sources)
+        self._origins = origins
         self._options = options
         self._lock = threading.Lock()
         self._layers: dict[str, CachedLayer] = {}
@@ -85,7 +91,9 @@ class LayerServer:
         self._session = FuseSession(mount, files, request_timeout_s=timeout_s)
         with ExitStack() as stack:
             self._portal: BlockingPortal = stack.enter_context(start_blocking_portal())
-            opening = open_fetcher(cache, sources, timeout_s=options.source_timeout_s, on_event=options.on_event)
+            opening = open_fetcher(
+                cache, self._sources_of, timeout_s=options.source_timeout_s, on_event=options.on_event
+            )
             self._fetcher: Fetcher = stack.enter_context(self._portal.wrap_async_context_manager(opening))
             self._stack = stack.pop_all()
 
@@ -106,8 +114,17 @@ class LayerServer:
         """Content bytes that came from sources since this server began."""
         return self._fetcher.fetched_bytes
 
-    def show(self, manifest: LayerManifest) -> Path:
+    async def _sources_of(self, layer: CachedLayer) -> Sequence[ChunkSource]:
+        if self._origins is None:
+            return self._sources
+        return (*self._sources, *await self._origins.sources(layer.origins))
+
+    def show(self, manifest: LayerManifest, origins: Sequence[str] = ()) -> Path:
         """Show a layer as a file, with its metadata here, and return the file. Holds it until `hide`. Idempotent.
+
+        Args:
+            manifest: the layer's.
+            origins: where its chunks can be had from now on; none: where they were had before.
 
         Raises:
             DsecError: the metadata cannot be had. It is shown all the same: reads of it try again.
@@ -116,12 +133,24 @@ class LayerServer:
             layer = self._layers.get(manifest.id)
             if layer is None:
                 layer = self._layers[manifest.id] = self.cache.hold(manifest)
+            layer.keep_origins(origins)
         self._portal.call(self._fetcher.bring, layer, [METADATA])
         return self.mount.target / manifest.id
 
-    def manifest(self, store: ObjectStore, manifest_id: str) -> LayerManifest:
-        """Return a manifest: of the cache, or of a store. Raises as `fetch_manifest`."""
-        return self.cache.manifest(manifest_id) or self._portal.call(fetch_manifest, store, manifest_id)
+    def manifest(self, manifest_id: str, *, origins: Sequence[str] = (), file: Path | None = None) -> LayerManifest:
+        """Return a manifest: of the cache, of a file, or of an origin that has it.
+
+        Raises:
+            StateCorruptedError: the file, or an origin, has something else.
+            DsecError: as `Origins.manifest`.
+        """
+        found = self.cache.manifest(manifest_id)
+        if found is None and file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                found = manifests.decode(file.read_bytes(), str(file), expected=manifest_id)
+        if found is not None:
+            return found
+        return self._portal.call((self._origins or Origins()).manifest, origins, manifest_id)
 
     def hide(self, manifest_id: str) -> None:
         """Show a layer no more; it may leave the cache. Idempotent."""
@@ -130,6 +159,10 @@ class LayerServer:
             self._complete.discard(manifest_id)
         if layer is not None:
             self.cache.release(layer)
+
+    def shows(self, manifest_id: str) -> bool:
+        """Whether a layer is shown."""
+        return manifest_id in self._layers
 
     def layer(self, manifest_id: str) -> CachedLayer:
         """Return a layer that is shown."""

@@ -136,7 +136,7 @@ async def pull_image(
     Args:
         images: where it is to be known.
         reference: what `publish_image` returned.
-        store: the object store that this host's lazy layers come from.
+        store: has the image; its lazy layers come from there.
         name: of the image here; None: the one it was published under.
         eager: fetch all of it, so that its layers are like those that were made here.
 
@@ -155,11 +155,15 @@ async def pull_image(
             if eager and not images.has_layer(manifest.layer):
                 digests.append(await _fetch_layer(images, manifest, store))
             else:
-                digests.append(await anyio.to_thread.run_sync(images.add_lazy_layer, manifest))
+                digests.append(await anyio.to_thread.run_sync(_add_lazy, images, manifest, store.url))
         source = f"{document.source} ({store.url})"
         return await anyio.to_thread.run_sync(
             lambda: images.add_image(name or document.name, digests, document.config, source=source)
         )
+
+
+def _add_lazy(images: LocalImageStore, manifest: LayerManifest, origin: str) -> str:
+    return images.add_lazy_layer(manifest, origins=[origin])
 
 
 async def _fetch_layer(images: LocalImageStore, manifest: LayerManifest, store: ObjectStore) -> str:
