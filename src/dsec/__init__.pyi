@@ -64,6 +64,9 @@ from dsec.base.errors import (
     ImageNotFoundError as ImageNotFoundError,
 )
 from dsec.base.errors import (
+    ImagesConflictError as ImagesConflictError,
+)
+from dsec.base.errors import (
     InvalidRequestError as InvalidRequestError,
 )
 from dsec.base.errors import (

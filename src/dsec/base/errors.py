@@ -27,7 +27,7 @@ Every error that leaves a public function of DSec is one of these. Each says in 
     │   │   ├── ObjectNotFoundError
     │   │   └── RecordingMissError
     │   ├── ConflictError
-    │   │   ├── AlreadyExistsError, InvalidStateError
+    │   │   ├── AlreadyExistsError, InvalidStateError, ImagesConflictError
     │   │   └── NotADirectoryInSandboxError, IsADirectoryInSandboxError, DirectoryNotEmptyError
     │   ├── PermissionDeniedError
     │   ├── UnsupportedFileError
@@ -231,6 +231,12 @@ class ConflictError(CallerError):
 
 class AlreadyExistsError(ConflictError):
     code = "already_exists"
+
+
+class ImagesConflictError(ConflictError):
+    """Images that are stacked on one another say or hold what cannot be merged."""
+
+    code = "images_conflict"
 
 
 class InvalidStateError(ConflictError):

@@ -5,6 +5,7 @@ The commands work on the store itself, which is safe beside a running node.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,8 @@ def image() -> None:
     metavar="FILE",
     help="Rules of its clean state, in place of those that PATH brings; `fingerprint-template` prints a start.",
 )
+@click.option("--as-layer", is_flag=True, help="It is to be stacked on other images: a toolkit, or a workspace.")
+@click.option("--at", default="/", metavar="DIR", help="Where it is to lie, with --as-layer.  [/]")
 @json_option
 @pass_options
 def import_(
@@ -74,12 +77,17 @@ def import_(
     export_hook: str,
     import_hook: str,
     fingerprint: Path | None,
+    as_layer: bool,
+    at: str,
     as_json: bool,
 ) -> None:
     """Import an image: a tar of a root file system, an OCI layout, a docker archive, or a directory.
 
-    The format is told by content. Archives may be compressed with gzip, zstd, xz or bzip2.
+    The format is told by content. Archives may be compressed with gzip, zstd, xz or bzip2. With --as-layer, directories
+    that every base has, such as /usr/bin, keep what the base says of them.
     """
+    if at.strip("/") and not as_layer:
+        raise click.UsageError("--at needs --as-layer.")
     from dsec.images.fingerprint_rules import read_rules
     from dsec.images.importers.detect import ImportFormat, import_image
     from dsec.images.importers.request import ImportRequest
@@ -89,7 +97,16 @@ def import_(
     config = ImageConfig(env=dict(env), workdir=workdir, user=user)
     rules = None if fingerprint is None else read_rules(fingerprint)
     with opened_store(options) as store, _progress() as progress:
-        request = ImportRequest(path=path, name=name, config=config, hooks=hooks, fingerprint=rules, progress=progress)
+        request = ImportRequest(
+            path=path,
+            name=name,
+            config=config,
+            hooks=hooks,
+            fingerprint=rules,
+            progress=progress,
+            as_layer=as_layer,
+            at=os.fsencode(at.strip("/")),
+        )
         made = import_image(store, request, kind=ImportFormat(kind))
     show_made(made, as_json)
 

@@ -115,3 +115,17 @@ def all_ids(options: tuple[str, ...], arguments: tuple[str, ...]) -> tuple[str, 
     from dsec.base.ids import check_sandbox_id
 
     return tuple(check_sandbox_id(given) for given in dict.fromkeys([*options, *arguments]))
+
+
+def stack_options(function: F) -> F:
+    """Add ``--workspace`` and ``--toolkit``, which `stack_of` reads: the images above the base."""
+    workspace = click.option("--workspace", metavar="IMAGE", help="Image of a workspace, stacked on the base.")
+    toolkits = click.option(
+        "--toolkit", "toolkits", multiple=True, metavar="IMAGE", help="Image of tools, stacked on top; may be repeated."
+    )
+    return workspace(toolkits(function))
+
+
+def stack_of(workspace: str | None, toolkits: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the images above the base, in the order in which they are stacked."""
+    return ((workspace,) if workspace else ()) + toolkits

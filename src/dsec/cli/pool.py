@@ -9,7 +9,7 @@ import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.output import print_json, print_table
-from dsec.cli.parameters import duration, json_option, size
+from dsec.cli.parameters import duration, json_option, size, stack_of, stack_options
 from dsec.cli.pool_picture import COLUMNS, watch_pools
 from dsec.cli.pool_picture import row as pool_row
 from dsec.model.pool import PoolChange, PoolInfo
@@ -46,7 +46,7 @@ async def _list(service: SandboxService) -> Sequence[PoolInfo]:
 
 @pool.command(name="set")
 @click.argument("image", default="python")
-@click.option("--layer", "layers", multiple=True, metavar="IMAGE", help="Image to stack on top; may be repeated.")
+@stack_options
 @click.option("--cpu", type=click.FloatRange(min=0.001), help="Cores of each, such as 0.5.")
 @click.option("--memory", type=size, help="Memory of each, such as 512M.")
 @click.option("--swap", type=size, help="Swap on top of memory.")
@@ -86,7 +86,7 @@ def _spec(given: dict[str, Any]) -> SandboxSpec:
     cpu = given.pop("cpu")
     return SandboxSpec(
         image=given.pop("image"),
-        layers=given.pop("layers"),
+        layers=stack_of(given.pop("workspace"), given.pop("toolkits")),
         resources=Resources(
             cpu_millis=None if cpu is None else max(1, round(cpu * 1000)),
             memory_bytes=given.pop("memory"),

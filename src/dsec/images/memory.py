@@ -14,6 +14,7 @@ from dsec.images.entries import Entry, EntryKind
 from dsec.images.names import canonical_name, layers_not_found
 from dsec.images.packing import Found, Packing, PackOrder
 from dsec.images.port import MountedImage
+from dsec.images.stacking import stacked
 from dsec.model.files import FileKind
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat, LayerInfo
 from dsec.model.state import PackReport
@@ -63,8 +64,8 @@ class MemoryImages:
 
     def mount(self, names: Sequence[str]) -> MountedImage:
         images = [self.get(name) for name in names]
-        layers = [layer for image in images for layer in image.layers]
-        return MountedImage(info=images[0], layer_paths=tuple(_layer_path(layer.digest) for layer in layers))
+        stack = stacked(images)
+        return MountedImage(info=stack, layer_paths=tuple(_layer_path(layer.digest) for layer in stack.layers))
 
     def mount_layers(self, digests: Sequence[str]) -> tuple[Path, ...]:
         missing = [digest for digest in digests if digest not in self._layers]

@@ -33,7 +33,7 @@ class MountedImage:
     """An image whose layers can be read now.
 
     Attributes:
-        info: the image.
+        info: the image; of several, the base with the layers and settings of the whole stack (`dsec.images.stacking`).
         layer_paths: mount point of every layer, from the lowest up.
     """
 
@@ -55,10 +55,12 @@ class ImageStore(Protocol):
         """Return all images, by name."""
 
     def mount(self, names: Sequence[str]) -> MountedImage:
-        """Mount the layers of the images `names`, stacked in order; the first image's config counts.
+        """Mount the layers of the images `names`, stacked in order; what they say is merged (`dsec.images.stacking`).
 
         Raises:
             ImageNotFoundError: a name is unknown.
+            ImagesConflictError: two of them say or hold what cannot be merged.
+            InvalidRequestError: more layers than can be stacked.
             StateCorruptedError: a layer's file is missing or does not verify.
         """
 

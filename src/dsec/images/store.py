@@ -32,6 +32,7 @@ from dsec.images.listing import directory_digest
 from dsec.images.names import canonical_name, layers_not_found, not_found
 from dsec.images.packing import Kept, Packing, PackOrder
 from dsec.images.port import MountedImage
+from dsec.images.stacking import check_count, check_roots, stacked
 from dsec.images.staging import Pins, Staging, WorkDirectory, remove_tree
 from dsec.images.tree_reader import entries_of_upper
 from dsec.images.tree_writer import TreeWriter
@@ -152,13 +153,18 @@ class LocalImageStore:
         paths = tuple(self._catalog.path(canonical_name(name)) for name in names)
         identities = tuple((path, _identity(path)) for path in paths if path.exists())
         images = tuple(self.get(name) for name in names)
-        infos = dict.fromkeys(layer for image in images for layer in image.layers)
+        stack = stacked(images)
+        infos = stack.layers
         records = [layers.read_record(self._layers / hex_of(info.digest)) for info in infos]
         targets = tuple(self._mounts.ensure(record) for record in records)
+        if len(images) > 1:
+            check_roots(images, {info.digest: target for info, target in zip(infos, targets, strict=True)})
         if not self._mounts.are_real:
             self._hold(info.digest for info in infos)
         devices = tuple((target, os.stat(target).st_dev) for target in targets)
-        return _CachedMount(MountedImage(info=images[0], layer_paths=targets), identities, devices)
+        return _CachedMount(
+            MountedImage(info=stack, layer_paths=targets), identities, devices
+        )
 
     def _hold(self, digests: Iterable[str]) -> None:
         """Protect layers that are used where they lie, since no mount shows other processes that they are."""
@@ -309,6 +315,7 @@ class LocalImageStore:
         known = canonical_name(name)
         if not layers:
             raise InvalidRequestError(f"image {known!r} would have no layer", resolution="give it at least one")
+        check_count(len(layers), f"image {known!r}")
         with full_disk_reported(f"naming image {known!r}"), exclusive(self._lock):
             if not replace:
                 self._check_free(known)

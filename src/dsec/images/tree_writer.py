@@ -400,28 +400,36 @@ def _set_time(fd: int, time_s: float) -> None:
     os.utime(fd, ns=(time_ns, time_ns))
 
 
-def copy_tree(tree: Path, writer: TreeWriter, progress: Callable[[int], None] | None = None) -> None:
+def copy_tree(
+    tree: Path,
+    writer: TreeWriter,
+    progress: Callable[[int], None] | None = None,
+    placed: Callable[[Entry], Entry] = lambda entry: entry,
+) -> None:
     """Copy a directory of the host into a tree: links are copied, never followed.
 
     Args:
         progress: told the number of entries from time to time.
+        placed: says where and how each entry is written.
     """
     fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     linked: dict[tuple[int, int], bytes] = {}
     try:
         for count, node in enumerate(walk(fd)):
-            _copy_node(node, writer, linked)
+            _copy_node(node, writer, linked, placed)
             if progress is not None and count and count % 2000 == 0:
                 progress(count)
     finally:
         os.close(fd)
 
 
-def _copy_node(node: Node, writer: TreeWriter, linked: dict[tuple[int, int], bytes]) -> None:
+def _copy_node(
+    node: Node, writer: TreeWriter, linked: dict[tuple[int, int], bytes], placed: Callable[[Entry], Entry]
+) -> None:
     entry, status = entry_of(node), node.status
     if entry.kind is not EntryKind.DIRECTORY and status.st_nlink > 1:
         first = linked.setdefault((status.st_dev, status.st_ino), node.path)
         if first != node.path:
-            writer.add(replace(entry, kind=EntryKind.HARD_LINK, link=first, size_bytes=0))
+            writer.add(placed(replace(entry, kind=EntryKind.HARD_LINK, link=first, size_bytes=0)))
             return
-    writer.add(entry, content_of(node) if entry.kind is EntryKind.FILE else ())
+    writer.add(placed(entry), content_of(node) if entry.kind is EntryKind.FILE else ())

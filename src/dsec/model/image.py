@@ -7,6 +7,9 @@ import enum
 from dsec.base.units import KIB, MIB
 from dsec.model.value import Value
 
+STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""For images that set none, such as those imported from a directory: without it no program would be found by name."""
+
 
 class StateHooks(Value, frozen=True):
     """Commands of an image that carry the state of its processes through a checkpoint.

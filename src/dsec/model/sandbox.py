@@ -116,7 +116,8 @@ class SandboxSpec(Value, frozen=True):
 
     Attributes:
         image: name of the base image, such as ``python`` or ``my-env:v2``.
-        layers: further images stacked on top of the base in order (workspace, then toolkits).
+        layers: further images stacked on top of the base in order: workspace, then toolkits, each by its own name and
+            version. Files are merged and the images' settings too (docs/images.md, "Environments of several images").
         resources: limits.
         qos: processor class.
         user: default user of commands and files; None: the image's own.

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from dsec.base.errors import DsecError, InvalidStateError, NodeUnavailableError, error_from_code
+from dsec.model.image import STANDARD_PATH
 from dsec.model.sandbox import SandboxInfo, SandboxState
 from dsec.node.running_time import RunningTime
 from dsec.runtimes.port import Instance
 from dsec.stores.port import CheckpointRecord, SandboxRecord
 
 _NEWS_OF_DEATH_S = 0.05
-_STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""For images that set none, such as those imported from a directory: without it no program would be found by name."""
 
 if TYPE_CHECKING:
     from dsec.node.processes import BackgroundProcess
@@ -107,7 +106,7 @@ class Generation:
 
 def command_environment(record: SandboxRecord) -> dict[str, str]:
     """Return the environment of every command of a sandbox."""
-    env = {"PATH": _STANDARD_PATH, **record.image_config.env, **record.spec.env}
+    env = {"PATH": STANDARD_PATH, **record.image_config.env, **record.spec.env}
     if record.spec.seed is not None:
         env["DSEC_SEED"] = str(record.spec.seed)
         env["PYTHONHASHSEED"] = str(record.spec.seed % 2**32)

@@ -23,7 +23,8 @@ _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 def shape_key(spec: SandboxSpec) -> ShapeKey:
     """Return what must match, of a spec with the node's defaults filled in."""
     limits = (spec.resources.disk_bytes, spec.resources.open_files)
-    return (spec.image.removesuffix(":latest"), spec.layers, *limits, spec.qos, spec.network.rules)
+    layers = tuple(name.removesuffix(":latest") for name in spec.layers)
+    return (spec.image.removesuffix(":latest"), layers, *limits, spec.qos, spec.network.rules)
 
 
 def shape_of(spec: SandboxSpec) -> SandboxSpec:

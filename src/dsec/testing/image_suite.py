@@ -121,12 +121,14 @@ class ImageStoreSuite:
         with pytest.raises(ImageNotFoundError):
             store.mount(["mine"])
 
-    def test_mount_stacks_images_in_order_under_the_first_ones_config(self, store: ImageStore, tmp_path: Path) -> None:
+    def test_mount_stacks_images_in_order_and_merges_what_they_say(self, store: ImageStore, tmp_path: Path) -> None:
         layers = [store.add_layer(make_tree(tmp_path / name, name=name)) for name in "abc"]
         base = store.add_image("base", layers[:2], CONFIG, source="test")
-        store.add_image("tools", layers[2:], ImageConfig(), source="test")
+        tools = store.add_image("tools", layers[2:], ImageConfig(env={"B": "2"}), source="test")
         mounted = store.mount(["base", "tools"])
-        assert mounted.info == base
+        assert mounted.info.name == base.name
+        assert mounted.info.layers == base.layers + tools.layers
+        assert mounted.info.config == ImageConfig(env={"A": "1", "B": "2"}, workdir="/w", user="7:8")
         assert len(mounted.layer_paths) == 3
         assert mounted.layer_paths[:2] == store.mount(["base"]).layer_paths
         assert mounted.layer_paths[2:] == store.mount(["tools"]).layer_paths

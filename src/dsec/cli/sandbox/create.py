@@ -8,7 +8,16 @@ import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.output import note, print_json, said_after
-from dsec.cli.parameters import duration, duration_or_none, finite, json_option, pairs_option, size
+from dsec.cli.parameters import (
+    duration,
+    duration_or_none,
+    finite,
+    json_option,
+    pairs_option,
+    size,
+    stack_of,
+    stack_options,
+)
 from dsec.model.node import limits_beyond
 from dsec.model.sandbox import (
     DiskFullAction,
@@ -29,7 +38,7 @@ _BUILDS = "still creating: an image that was never used here may be built first,
 @click.command(name="create")
 @click.argument("image", default="python")
 @click.option("--id", "sandbox_id", help="Id to give it; asking twice with one id makes one sandbox.")
-@click.option("--layer", "layers", multiple=True, metavar="IMAGE", help="Image to stack on top; may be repeated.")
+@stack_options
 @click.option("--cpu", type=click.FloatRange(min=0.001), help="Cores, such as 0.5.")
 @click.option("--memory", type=size, help="Memory, such as 512M.")
 @click.option("--swap", type=size, help="Swap on top of memory.")
@@ -77,7 +86,8 @@ def create(options: Options, /, as_json: bool, sandbox_id: str | None, timeout: 
 def spec(
     *,
     image: str,
-    layers: tuple[str, ...],
+    workspace: str | None,
+    toolkits: tuple[str, ...],
     env: tuple[tuple[str, str], ...],
     labels: tuple[tuple[str, str], ...],
     rules: tuple[str, ...],
@@ -97,7 +107,7 @@ def spec(
     """Return the spec that the options describe; `plain` are the fields that go through as they are."""
     return SandboxSpec(
         image=image,
-        layers=layers,
+        layers=stack_of(workspace, toolkits),
         resources=Resources(
             cpu_millis=None if cpu is None else max(1, round(cpu * 1000)),
             memory_bytes=memory,

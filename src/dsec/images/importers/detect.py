@@ -14,6 +14,7 @@ from dsec.images.importers.oci_layout import import_oci_layout
 from dsec.images.importers.request import ImportRequest
 from dsec.images.importers.rootfs_tar import import_rootfs_tar, stream_limit
 from dsec.images.importers.tar_reader import TarReader
+from dsec.images.importers.toolkit import check_kind
 from dsec.images.names import canonical_name
 from dsec.images.store import LocalImageStore
 from dsec.images.tree_writer import DEFAULT_LIMITS, TreeWriter
@@ -52,6 +53,8 @@ def import_image(
     if kind is ImportFormat.DIRECTORY:
         _check_directory(request.path)
         return import_directory(store, request)
+    if request.as_layer:
+        check_kind(str(request.path))
     return _import_packed(store, request, kind)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsec.images.importers.request import ImportRequest
+from dsec.images.importers.toolkit import write_parents
 from dsec.images.store import LocalImageStore
 from dsec.images.tree_writer import TreeWriter, copy_tree
 from dsec.model.image import ImageInfo
@@ -13,7 +14,9 @@ def import_directory(store: LocalImageStore, request: ImportRequest) -> ImageInf
     with store.work_directory() as work:
         tree = work.path / "tree"
         with TreeWriter(tree, limits=request.limits) as writer:
-            copy_tree(request.path, writer, lambda count: request.progress(f"copied {count} entries"))
+            if request.as_layer:
+                write_parents(writer, request.at)
+            copy_tree(request.path, writer, lambda count: request.progress(f"copied {count} entries"), request.placed)
             for warning in writer.warnings:
                 request.progress(f"warning: {warning}")
         digest = store.take_layer(tree)

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 
 from dsec.images.command import Progress, silent
+from dsec.images.entries import Entry
+from dsec.images.importers.toolkit import placed
 from dsec.images.tree_writer import DEFAULT_LIMITS, ArchiveLimits
 from dsec.model.image import FingerprintRules, ImageConfig, StateHooks
 
@@ -29,6 +31,9 @@ class ImportRequest:
         progress: takes lines for people.
         left_out: paths that are not taken over.
         source: told as the image's source; None: the path.
+        as_layer: what is imported is to be stacked on other images (see `dsec.images.importers.toolkit`); for a
+            directory or a tar of one.
+        at: directory of the sandbox where it is to lie, without a leading slash; empty: its root. With `as_layer` only.
     """
 
     path: Path
@@ -40,6 +45,8 @@ class ImportRequest:
     progress: Progress = silent
     left_out: frozenset[bytes] = frozenset()
     source: str | None = None
+    as_layer: bool = False
+    at: bytes = b""
 
     def settings(self, brought: ImageConfig | None = None) -> ImageConfig:
         """Return the settings of the image, given those that its source brings."""
@@ -51,6 +58,10 @@ class ImportRequest:
         )
         rules = config.fingerprint if self.fingerprint is None else self.fingerprint
         return msgspec.structs.replace(config, hooks=hooks, fingerprint=rules)
+
+    def placed(self, entry: Entry) -> Entry:
+        """Return an entry of the source as it is in the layer."""
+        return placed(entry, self.at) if self.as_layer else entry
 
     @property
     def told_source(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsec.images.importers.compression import LimitedStream, opened_archive
 from dsec.images.importers.request import ImportRequest
 from dsec.images.importers.tar_reader import TarReader
+from dsec.images.importers.toolkit import write_parents
 from dsec.images.store import LocalImageStore
 from dsec.images.tree_writer import TreeWriter
 from dsec.model.image import ImageInfo
@@ -33,8 +34,10 @@ def import_rootfs_tar(store: LocalImageStore, request: ImportRequest) -> ImageIn
 def unpack(stream: LimitedStream, writer: TreeWriter, request: ImportRequest) -> None:
     """Write all entries of a tar stream; say how far it is, and what was left out."""
     reader = TarReader(stream)
+    if request.as_layer:
+        write_parents(writer, request.at)
     for count, entry in enumerate(reader, start=1):
-        writer.add(entry, reader.content())
+        writer.add(request.placed(entry), reader.content())
         if count % _PROGRESS_ENTRIES == 0:
             request.progress(f"unpacked {count} entries")
     for warning in writer.warnings:
