@@ -23,6 +23,7 @@ from dsec.model.value import Value
 
 WINDOW = 3
 """Steps ahead that count: the current one and the next two."""
+MAXIMUM_OWNERS = 4096
 AT_ONCE = 2
 """Chunks under way: one that comes while another is asked for. A read that begins now waits for no more than these."""
 
@@ -139,6 +140,7 @@ class Prefetcher:
             is_limited: whether it keeps to the budget.
         """
         self.stop(owner)
+        self._make_room()
         seen: set[tuple[str, int]] = set()
         window: deque[deque[Piece]] = deque()
         for step in list(steps)[:WINDOW]:
@@ -147,6 +149,12 @@ class Prefetcher:
             window.append(pieces)
         progress = PrefetchProgress(wanted=sum(map(len, window)), is_over=False)
         self._plans[owner] = _Plan(steps=window, is_limited=is_limited, progress=progress)
+
+    def _make_room(self) -> None:
+        """Forget the oldest plans that are over, or else the oldest, so that one more fits."""
+        if len(self._plans) >= MAXIMUM_OWNERS:
+            over = (owner for owner, plan in self._plans.items() if plan.progress.is_over)
+            self.stop(next(over, next(iter(self._plans))))
 
     def stop(self, owner: str) -> bool:
         """Bring nothing more on an owner's behalf; return whether it had a plan. What is under way comes."""

@@ -98,6 +98,12 @@ class LayerCache:
             layer = self._layers.get(manifest_id)
             return None if layer is None else layer.manifest
 
+    def held(self, manifest_id: str) -> tuple[int, bool]:
+        """Return how many content bytes of a layer are here, and whether that is all of it."""
+        with self._mutex:
+            layer = self._layers.get(manifest_id)
+            return (0, False) if layer is None else (layer.held_bytes, layer.is_complete)
+
     def release(self, layer: CachedLayer) -> None:
         """Hold a layer no more; it may be taken away when room is needed."""
         with self._mutex:

@@ -107,12 +107,16 @@ class CachedLayer:
         with self._lock:
             return position in self._there
 
+    def needed(self, start: int, length: int) -> range:
+        """Return the numbers of the chunks that a read of a range needs; none where the metadata answers it."""
+        if METADATA in self._there and self._is_metadata(start, length):
+            return range(0)
+        return self.manifest.positions(start, length)
+
     def missing(self, start: int, length: int) -> list[int]:
         """Return the numbers of the chunks that must come before a range can be read; none if all of it is there."""
         with self._lock:
-            if METADATA in self._there and self._is_metadata(start, length):
-                return []
-            return [position for position in self.manifest.positions(start, length) if position not in self._there]
+            return [position for position in self.needed(start, length) if position not in self._there]
 
     def read(self, start: int, length: int) -> bytes:
         """Return a range of which nothing is missing."""

@@ -17,10 +17,26 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import NodeUnavailableError, StateCorruptedError
+from dsec.distribution.prefetch import PrefetchProgress
 from dsec.images.durable import try_lock
 from dsec.images.layer_mounts import LazyLayers, NoLazyLayers
 from dsec.images.lazy.daemon_options import DaemonOptions, read_options, write_options
-from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Restart, Status, Unmount, Verify, receive, send
+from dsec.images.lazy.daemon_wire import (
+    Answer,
+    Mount,
+    Prefetch,
+    Request,
+    Restart,
+    Statistics,
+    Status,
+    StopPrefetch,
+    Touched,
+    Unmount,
+    Verify,
+    receive,
+    send,
+)
+from dsec.images.lazy.touches import LayerUse, Touch
 from dsec.linux.mounts import mounts_under
 from dsec.linux.processes import ProcessIdentity
 from dsec.linux.userns import is_host_root
@@ -75,9 +91,17 @@ class LayerDaemon:
         """Start the daemon where layers are mounted and it was killed; while it lives this costs a look at its lock."""
         if not (self.root / "keeper.lock").exists() or self._keeps_lock():
             return
-        if any(entry.kind == "erofs" for entry in mounts_under(self.root / "mounts")):
+        if self.mounted():
             with contextlib.suppress(NodeUnavailableError):
                 self.status()
+
+    def mounted(self) -> frozenset[str]:
+        """Return the names of the manifests of all layers that are mounted, whether or not a daemon runs."""
+        return frozenset(
+            entry.target.rpartition("/")[2]
+            for entry in mounts_under(self.root / "mounts")
+            if entry.kind == "erofs"
+        )
 
     def configure(self) -> None:
         """Have a daemon that was started with other options go on with ours. Costs a look at a file when they are ours.
@@ -103,6 +127,30 @@ class LayerDaemon:
         if descriptor is not None:
             os.close(descriptor)
         return descriptor is None
+
+    def prefetch(self, request: Prefetch) -> PrefetchProgress:
+        """Have chunks of mounted layers brought before they are read, and return at once.
+
+        Raises:
+            InvalidRequestError: it names what does not exist.
+        """
+        return self._ask(request).progress or PrefetchProgress()
+
+    def stop_prefetch(self, owner: str) -> bool:
+        """Have nothing more brought on somebody's behalf; return whether anything was to be."""
+        return self._ask(StopPrefetch(owner=owner)).done
+
+    def statistics(self, manifests: Sequence[str]) -> tuple[LayerUse, ...]:
+        """Say what came of layers and what of it was read; those of which nothing is here are left out."""
+        return self._ask(Statistics(manifests=tuple(manifests))).uses
+
+    def prefetch_progress(self, owner: str) -> PrefetchProgress:
+        """Say how far a prefetch is; one that is not known (any more) is over."""
+        return self._ask(Statistics(owner=owner)).progress or PrefetchProgress()
+
+    def touched(self, manifest_id: str) -> tuple[Touch, ...]:
+        """Say which chunks of a layer were read, in the order of their first reads."""
+        return self._ask(Touched(manifest=manifest_id)).touches
 
     def status(self) -> Answer:
         """Say what it serves."""

@@ -33,11 +33,26 @@ from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.images.durable import try_lock
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.daemon_options import DaemonOptions, read_options
-from dsec.images.lazy.daemon_wire import Answer, Mount, Request, Restart, Status, Unmount, Verify, receive, send
+from dsec.images.lazy.daemon_wire import (
+    Answer,
+    Mount,
+    Prefetch,
+    Request,
+    Restart,
+    Statistics,
+    Status,
+    StopPrefetch,
+    Touched,
+    Unmount,
+    Verify,
+    receive,
+    send,
+)
 from dsec.images.lazy.fetching import LayerEvent
 from dsec.images.lazy.layer_mounts import LazyMounts
 from dsec.images.lazy.origins import Origins
 from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
+from dsec.images.lazy.touches import Touches
 from dsec.images.staging import remove_tree
 from dsec.linux import syscalls
 from dsec.linux.fuse import FuseMount
@@ -168,7 +183,7 @@ def _serve(
 def _server(root: Path, options: DaemonOptions, mount: FuseMount) -> LayerServer:
     cache = LayerCache(root / "cache", limit_bytes=options.cache_limit_bytes)
     events = EventFile(root / "events.jsonl")
-    behaviour = LayerServerOptions(on_event=events.add)
+    behaviour = LayerServerOptions(on_event=events.add, touches=Touches(root / "touches"), prefetch=options.prefetch)
     return LayerServer(cache, mount, options=behaviour, origins=Origins(options.store_url))
 
 
@@ -230,7 +245,23 @@ class _Door:
                 self._server.bring(request.manifest, bad)
                 self._server.flush()
             return Answer(pieces=checked, bad=tuple(bad))
-        assert isinstance(request, Status)
+        if isinstance(request, Status):
+            return self._status()
+        return self._about_reads(request)
+
+    def _about_reads(self, request: Prefetch | StopPrefetch | Statistics | Touched) -> Answer:
+        if isinstance(request, Prefetch):
+            self._server.prefetch(request)
+            return Answer(progress=self._server.prefetch_progress(request.owner))
+        if isinstance(request, StopPrefetch):
+            return Answer(done=self._server.stop_prefetch(request.owner))
+        if isinstance(request, Touched):
+            return Answer(touches=self._server.touched(request.manifest))
+        uses = (self._server.use(manifest_id) for manifest_id in request.manifests)
+        progress = self._server.prefetch_progress(request.owner) if request.owner else None
+        return Answer(uses=tuple(use for use in uses if use is not None), progress=progress)
+
+    def _status(self) -> Answer:
         return Answer(
             mounted=tuple(sorted(self._mounts.mounted())),
             fetched_bytes=self._server.fetched_bytes,

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import StateCorruptedError
+from dsec.distribution.prefetch import PrefetchSettings
 from dsec.images.durable import write_atomically
 from dsec.images.lazy.cache import DEFAULT_LIMIT_BYTES
 
@@ -26,11 +27,13 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         store_url: the object store of layers that name no origin.
         cache_limit_bytes: bound on content bytes of its cache.
         idle_s: how long it goes on without a mounted layer.
+        prefetch: how chunks are brought before they are read.
     """
 
     store_url: str
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
     idle_s: float = 60.0
+    prefetch: PrefetchSettings = PrefetchSettings()
 
 
 def write_options(root: Path, options: DaemonOptions) -> None:

@@ -7,6 +7,8 @@ import socket
 import msgspec
 
 from dsec.base.errors import DsecError, NodeUnavailableError, error_from_code
+from dsec.distribution.prefetch import PrefetchProgress
+from dsec.images.lazy.touches import LayerUse, Touch
 
 _MAXIMUM_LINE_BYTES = 1 << 20
 
@@ -60,7 +62,56 @@ class Status(_Tagged, frozen=True, tag="status"):
     """Tell what is served."""
 
 
-Request = Mount | Unmount | Restart | Verify | Status
+class Prefetch(_Tagged, frozen=True, tag="prefetch"):
+    """Bring chunks that somebody will probably read, in place of what was to be brought for it before.
+
+    Attributes:
+        owner: on whose behalf: the id of a sandbox, or another name.
+        layers: names of the manifests of mounted layers; others are passed over.
+        steps: the current step and later ones, each runs of chunks in the order in which they will be read: the place
+            of a layer in `layers`, the first chunk, and how many.
+        is_limited: whether it keeps to the budget.
+    """
+
+    owner: str
+    layers: tuple[str, ...]
+    steps: tuple[tuple[tuple[int, int, int], ...], ...]
+    is_limited: bool = True
+
+
+class StopPrefetch(_Tagged, frozen=True, tag="stop_prefetch"):
+    """Bring nothing more on somebody's behalf.
+
+    Attributes:
+        owner: whose.
+    """
+
+    owner: str
+
+
+class Statistics(_Tagged, frozen=True, tag="statistics"):
+    """Tell what came of layers, what of it was read, and how far a prefetch is.
+
+    Attributes:
+        manifests: names of the layers' manifests; those that the cache does not know are left out.
+        owner: whose prefetch; empty: nobody's.
+    """
+
+    manifests: tuple[str, ...] = ()
+    owner: str = ""
+
+
+class Touched(_Tagged, frozen=True, tag="touched"):
+    """Tell which chunks of a layer were read, in order.
+
+    Attributes:
+        manifest: name of its manifest.
+    """
+
+    manifest: str
+
+
+Request = Mount | Unmount | Restart | Verify | Status | Prefetch | StopPrefetch | Statistics | Touched
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,6 +126,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         fetched_bytes: content bytes that came from sources, since this server began.
         cached_bytes: content bytes of the cache.
         pid, keeper_pid: of the server, and of the process that waits for it.
+        uses: what came of layers.
+        progress: how far a prefetch is.
+        touches: the chunks that were read.
         error, brief, detail, resolution: code and words of an error; empty: none.
     """
 
@@ -87,6 +141,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_bytes: int = 0
     pid: int = 0
     keeper_pid: int = 0
+    uses: tuple[LayerUse, ...] = ()
+    progress: PrefetchProgress | None = None
+    touches: tuple[Touch, ...] = ()
     error: str = ""
     brief: str = ""
     detail: str = ""

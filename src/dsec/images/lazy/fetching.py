@@ -16,10 +16,12 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from dsec.base.errors import DsecError, StoreUnavailableError
+from dsec.distribution.prefetch_budget import BandwidthMeter
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import METADATA, CachedLayer
 from dsec.images.lazy.source import ChunkSource, fetch_verified
 from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
+from dsec.images.lazy.touches import Touches
 from dsec.model.value import Value
 
 FETCHES_AT_ONCE = 16
@@ -41,6 +43,8 @@ class LayerEventKind(enum.Enum):
     """A chunk was served and not kept: there is no room for it."""
     COMPLETE = "complete"
     """All chunks are here; the kernel reads the local file from now on."""
+    PREFETCHED = "prefetched"
+    """All chunks of somebody's window came that could be had; `source` is whose."""
 
 
 class LayerEvent(Value, frozen=True):
@@ -72,6 +76,10 @@ SourcesOf = Callable[[CachedLayer], Awaitable[Sequence[ChunkSource]]]
 """Returns whom to ask for the chunks of a layer, in order. Raises nothing."""
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class _Fetch:
     """One chunk under way."""
 
@@ -88,6 +96,10 @@ class Fetcher:
 
     Attributes:
         fetched_bytes: content bytes that came from sources, not from the cache.
+        touches: told what came from sources, and what came beforehand.
+        meter: told how long it took.
+        waiting_reads: reads that wait for a chunk now.
+        on_idle: called when no read waits any more.
     """
 
     def __init__(
@@ -108,6 +120,10 @@ class Fetcher:
         self._unkept: OrderedDict[_Key, bytes] = OrderedDict()
         self._limiter = anyio.CapacityLimiter(FETCHES_AT_ONCE)
         self.fetched_bytes = 0
+        self.touches = Touches()
+        self.meter = BandwidthMeter()
+        self.waiting_reads = 0
+        self.on_idle: Callable[[], None] = _nothing
 
     async def read(self, layer: CachedLayer, start: int, length: int) -> bytes:
         """Return a range of a layer's file, fetching what is missing.
@@ -115,12 +131,28 @@ class Fetcher:
         Raises:
             DsecError: a chunk cannot be had; see `fetch_verified`.
         """
-        contents = await self._all(layer, layer.missing(start, length))
+        self.waiting_reads += 1
+        try:
+            contents = await self._all(layer, layer.missing(start, length))
+        finally:
+            self.waiting_reads -= 1
+            if not self.waiting_reads:
+                self.on_idle()
         return await anyio.to_thread.run_sync(_assembled, layer, start, length, contents)
 
     async def bring(self, layer: CachedLayer, positions: Sequence[int]) -> None:
         """Fetch those of the chunks, or `METADATA`, that are missing. Raises as `read`."""
         await self._all(layer, [position for position in positions if not layer.has(position)])
+
+    async def bring_ahead(self, layer: CachedLayer, position: int) -> bool:
+        """Fetch a chunk that nobody asked for, and return whether it is kept. Raises as `read`."""
+        if not layer.has(position):
+            touches = self.touches.of(layer.manifest)
+            was_read = touches.was_read(position)
+            await self._all(layer, [position])
+            if not was_read:
+                touches.ahead(position)
+        return layer.has(position)
 
     async def _all(self, layer: CachedLayer, positions: Sequence[int]) -> dict[int, bytes]:
         """Wait for chunks. A fetch belongs to nobody: whoever gives up waiting takes it from no one else."""
@@ -163,6 +195,7 @@ class Fetcher:
             return self._unkept[key]
         if position == METADATA:
             content = await self._metadata(layer)
+            self.touches.of(layer.manifest).fetched(position)
         else:
             content = await self._chunk(layer, position)
         if not await anyio.to_thread.run_sync(self._keep, layer, position, content):
@@ -201,14 +234,22 @@ class Fetcher:
         if here is not None:
             return here
         ref = layer.manifest.chunks[position]
-        return await self._fetch(layer, ref, position * CHUNK_BYTES, ref.content_bytes)
+        content = await self._fetch(layer, ref, position * CHUNK_BYTES, ref.content_bytes)
+        self.touches.of(layer.manifest).fetched(position)
+        return content
 
     async def _fetch(self, layer: CachedLayer, ref: ChunkRef, start: int, length: int) -> bytes:
         def report(source: str, error: DsecError) -> None:
             self._say(layer, LayerEventKind.SOURCE_FAILED, start, length, error, source)
 
         sources = await self._sources_of(layer)
-        content = await fetch_verified(sources, ref, timeout_s=self._timeout_s, report=report)
+        self.meter.began(anyio.current_time())
+        received_bytes = 0
+        try:
+            content = await fetch_verified(sources, ref, timeout_s=self._timeout_s, report=report)
+            received_bytes = ref.stored_bytes
+        finally:
+            self.meter.ended(anyio.current_time(), received_bytes)
         self.fetched_bytes += len(content)
         return content
 

@@ -19,16 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
+import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dsec.base.errors import DsecError, StoreUnavailableError
+from dsec.distribution.prefetch import PrefetchProgress, PrefetchSettings
 from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.daemon_wire import Prefetch
 from dsec.images.lazy.fetching import Fetcher, LayerEvent, LayerEventKind, layer_event, open_fetcher
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.origins import Origins
+from dsec.images.lazy.prefetching import Prefetching, open_prefetching
 from dsec.images.lazy.source import ChunkSource
+from dsec.images.lazy.touches import LayerTouches, LayerUse, Touch, Touches
 from dsec.linux.fuse import FuseMount, FuseSession, ReadOnlyFiles, ReadRequest
 
 
@@ -45,12 +50,16 @@ class LayerServerOptions:
         source_timeout_s: for each question to a source; several fit into a read's deadline.
         flush_interval_s: how long what was fetched may be unrecorded: that much is fetched again after a crash.
         on_event: told of everything that went wrong, from any thread.
+        touches: keeps what was read; None: in memory.
+        prefetch: how chunks are brought before they are read.
     """
 
     read_timeout_s: float = 60.0
     source_timeout_s: float = 20.0
     flush_interval_s: float = 2.0
     on_event: Callable[[LayerEvent], None] = field(default=_to_nobody)
+    touches: Touches | None = None
+    prefetch: PrefetchSettings = field(default_factory=PrefetchSettings)
 
 
 class LayerServer:
@@ -80,6 +89,8 @@ class LayerServer:
         self._options = options
         self._lock = threading.Lock()
         self._layers: dict[str, CachedLayer] = {}
+        self._touches = options.touches or Touches()
+        self._touched: dict[str, LayerTouches] = {}
         self._complete: set[str] = set()
         self.on_complete: Callable[[str], None] = _to_nobody
         """Called once with the name of a manifest when all of its layer is here, from a thread of the server's."""
@@ -95,6 +106,9 @@ class LayerServer:
                 cache, self._sources_of, timeout_s=options.source_timeout_s, on_event=options.on_event
             )
             self._fetcher: Fetcher = stack.enter_context(self._portal.wrap_async_context_manager(opening))
+            self._fetcher.touches = self._touches
+            ahead = open_prefetching(self._fetcher, self._layers.get, options.prefetch, on_event=options.on_event)
+            self._prefetching: Prefetching = stack.enter_context(self._portal.wrap_async_context_manager(ahead))
             self._stack = stack.pop_all()
 
     def start(self) -> None:
@@ -132,6 +146,7 @@ class LayerServer:
         with self._lock:
             layer = self._layers.get(manifest.id)
             if layer is None:
+                self._touched[manifest.id] = self._touches.of(manifest)
                 layer = self._layers[manifest.id] = self.cache.hold(manifest)
             layer.keep_origins(origins)
         self._portal.call(self._fetcher.bring, layer, [METADATA])
@@ -157,7 +172,9 @@ class LayerServer:
         with self._lock:
             layer = self._layers.pop(manifest_id, None)
             self._complete.discard(manifest_id)
+            self._touched.pop(manifest_id, None)
         if layer is not None:
+            self._touches.forget(manifest_id)
             self.cache.release(layer)
 
     def shows(self, manifest_id: str) -> bool:
@@ -175,6 +192,36 @@ class LayerServer:
     def bring(self, manifest_id: str, positions: Sequence[int]) -> None:
         """Fetch chunks of a layer that is shown, before anybody reads them. Raises as `show`."""
         self._portal.call(self._fetcher.bring, self._layers[manifest_id], positions)
+
+    def prefetch(self, request: Prefetch) -> None:
+        """Bring chunks for an owner, in place of what it wanted before; layers that are not shown are passed over.
+
+        Raises:
+            InvalidRequestError: it names what does not exist.
+        """
+        self._portal.call(self._prefetching.begin, request)
+
+    def stop_prefetch(self, owner: str) -> bool:
+        """Bring nothing more for an owner; return whether it had a plan."""
+        return self._portal.call(self._prefetching.stop, owner)
+
+    def prefetch_progress(self, owner: str) -> PrefetchProgress:
+        """Return how far an owner's plan is."""
+        return self._portal.call(self._prefetching.progress, owner)
+
+    def use(self, manifest_id: str) -> LayerUse | None:
+        """Return what came of a layer and what was read; None where the cache has nothing of it."""
+        manifest = self.cache.manifest(manifest_id)
+        if manifest is None:
+            return None
+        use = self._touches.of(manifest).use()
+        held_bytes, is_complete = self.cache.held(manifest_id)
+        return msgspec.structs.replace(use, cached_bytes=held_bytes, is_complete=is_complete)
+
+    def touched(self, manifest_id: str) -> tuple[Touch, ...]:
+        """Return the chunks of a layer that were read, in the order of their first reads."""
+        manifest = self.cache.manifest(manifest_id)
+        return () if manifest is None else self._touches.of(manifest).order()
 
     def close(self) -> None:
         """End: unmount, so that files which are still read fail from now on; record what was fetched. Idempotent."""
@@ -195,7 +242,11 @@ class LayerServer:
         layer = self._layers.get(request.name)
         if layer is None:
             request.fail(errno.EIO)
-        elif layer.missing(request.start, request.length):
+            return
+        touched = self._touched.get(request.name)
+        if touched is not None:
+            touched.read(layer.needed(request.start, request.length))
+        if layer.missing(request.start, request.length):
             self._portal.start_task_soon(self._fetch_and_answer, layer, request)
         else:
             self._answer(layer, request)
