@@ -2,8 +2,8 @@
 
 A tracker remembers nothing across its death. Each node tells it what it has: once in full, then in deltas with growing
 numbers. A tracker that missed one, or has just begun, asks for everything again (`Acknowledgement.resend`). All that it
-knows is therefore hearsay and may be old: a peer that has not got what it is asked for says so, and whoever gets a chunk
-verifies it.
+knows is therefore hearsay and may be old: a peer that has not got what it is asked for says so, and whoever gets a
+chunk verifies it.
 
 The node in each message is who sent it *as its shell has proved it*; nothing here can tell whether that is so.
 """
@@ -11,8 +11,20 @@ The node in each message is who sent it *as its shell has proved it*; nothing he
 from __future__ import annotations
 
 import enum
+from typing import Annotated
+
+from msgspec import Meta
 
 from dsec.model.value import Value
+
+MAXIMUM_CHANGES = 4096
+MAXIMUM_CHUNKS_A_LOOKUP = 256
+MAXIMUM_FAILURES = 256
+
+Name = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+"""Of a chunk or a manifest: its BLAKE3, in hexadecimal digits. Checked where a message is decoded."""
+NodeName = Annotated[str, Meta(min_length=1, max_length=64)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
 
 
 class LayerChange(Value, frozen=True):
@@ -21,15 +33,15 @@ class LayerChange(Value, frozen=True):
     Attributes:
         layer: name of its manifest.
         complete: whether all of its chunks are there now; says more than any list, and replaces it.
-        gone: whether nothing of it is there any more.
-        gained, lost: names of chunks that came and went, where neither of the two is so.
+        gone: whether nothing that was said of it before is so any more; `gained` is then all that is there.
+        gained, lost: names of chunks that came and went.
     """
 
-    layer: str
+    layer: Name
     complete: bool = False
     gone: bool = False
-    gained: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
+    gained: tuple[Name, ...] = ()
+    lost: tuple[Name, ...] = ()
 
 
 class Announcement(Value, frozen=True):
@@ -47,15 +59,15 @@ class Announcement(Value, frozen=True):
         changes: each layer at most once.
     """
 
-    node: str
-    address: str
-    life: str
-    sequence: int
+    node: NodeName
+    address: Annotated[str, Meta(max_length=256)]
+    life: Annotated[str, Meta(max_length=64)]
+    sequence: Annotated[int, Meta(ge=1)]
     full: bool = False
-    upload_bytes_per_s: int = 0
-    upload_slots: int = 0
-    uploads: int = 0
-    changes: tuple[LayerChange, ...] = ()
+    upload_bytes_per_s: Count = 0
+    upload_slots: Count = 0
+    uploads: Count = 0
+    changes: Annotated[tuple[LayerChange, ...], Meta(max_length=MAXIMUM_CHANGES)] = ()
 
 
 class Acknowledgement(Value, frozen=True):
@@ -90,8 +102,8 @@ class FailureKind(enum.Enum):
 class Failure(Value, frozen=True):
     """One peer that failed to give one chunk."""
 
-    peer: str
-    chunk: str
+    peer: NodeName
+    chunk: Name
     kind: FailureKind
 
 
@@ -106,17 +118,17 @@ class Lookup(Value, frozen=True):
         failures: what happened since the last lookup or report; whom they name is not proposed for that chunk again.
     """
 
-    node: str
-    layer: str
-    chunks: tuple[str, ...]
-    failures: tuple[Failure, ...] = ()
+    node: NodeName
+    layer: Name
+    chunks: Annotated[tuple[Name, ...], Meta(max_length=MAXIMUM_CHUNKS_A_LOOKUP)]
+    failures: Annotated[tuple[Failure, ...], Meta(max_length=MAXIMUM_FAILURES)] = ()
 
 
 class Report(Value, frozen=True):
     """Failures of peers, told without asking for anything."""
 
-    node: str
-    failures: tuple[Failure, ...]
+    node: NodeName
+    failures: Annotated[tuple[Failure, ...], Meta(max_length=MAXIMUM_FAILURES)]
 
 
 class Candidate(Value, frozen=True):

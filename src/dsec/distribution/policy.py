@@ -20,14 +20,15 @@ class ChoicePolicy(Value, frozen=True):
     Attributes:
         bandwidth_weight, load_weight: of the score (training report: 0.6 and 0.4, found from its distribution logs; it
             advises to weigh load more where all have the same bandwidth).
-        sampled: how many of those that have a chunk are drawn at random and compared. With all compared, every node would
-            choose the same one, and 500 would be looked at for each chunk.
+        sampled: how many of those that have a chunk are drawn at random and compared. With all compared, every node
+            would choose the same one, and 500 would be looked at for each chunk.
         candidates: how many are proposed, the best first; the others are for when that one fails.
-        fair_share: who was sent to more than so many times as often as the mean of those it is compared with comes last.
-            Below the 2 that no node may exceed, so that there is room for chance.
-        fanout: how many are told to wait for one chunk at one node that is only fetching it. Two make the shallowest tree
-            in time: each level costs as many transfers as one node has followers.
-        depth: how long such a chain of waiting nodes may be. Two followers each, eight levels: 500 nodes.
+        fair_share: who was sent to more than so many times as often as the mean of those it is compared with comes
+            last. Below the 2 that no node may exceed, so that there is room for chance.
+        fanout: how many are told to wait for one chunk at one node that is only fetching it. Two make the shallowest
+            tree in time: each level costs as many transfers as one node has followers.
+        depth: how long such a chain of waiting nodes may be. Two followers each, eight levels would do for 500
+            nodes; chance makes some branches twice as long.
     """
 
     bandwidth_weight: Share = 0.6
@@ -36,7 +37,7 @@ class ChoicePolicy(Value, frozen=True):
     candidates: Number = 3
     fair_share: Annotated[float, Meta(gt=1)] = 1.5
     fanout: Number = 2
-    depth: Number = 10
+    depth: Number = 16
 
 
 class SuspicionPolicy(Value, frozen=True):
@@ -85,7 +86,9 @@ class TrackerPolicy(Value, frozen=True):
         extra_grants: how many more do when a node cannot take it from any of those.
         wait_s: how long a node waits when all that have a chunk are busy.
         waiting: transfers beyond its slots that a node may be given at a time.
-        nodes, layers_a_node, chunks_a_node, chunks_a_lookup: the most that are remembered or answered.
+        nodes, layers_a_node, chunks_a_node: the most that are remembered; 16,384 chunks are 64 GiB.
+        entries: of chunks at nodes in all; each takes about 200 bytes of memory.
+        flights_a_node: chunks that one node is believed to be fetching at a time.
         bandwidth_most_bytes_per_s: nobody is believed to have more.
     """
 
@@ -96,11 +99,12 @@ class TrackerPolicy(Value, frozen=True):
     grants: Number = 1
     extra_grants: Annotated[int, Meta(ge=0)] = 3
     wait_s: Seconds = 0.05
-    waiting: Annotated[int, Meta(ge=0)] = 16
+    waiting: Annotated[int, Meta(ge=0)] = 60
     nodes: Number = 10_000
     layers_a_node: Number = 512
-    chunks_a_node: Number = 65_536
-    chunks_a_lookup: Number = 256
+    chunks_a_node: Number = 16_384
+    entries: Number = 2_000_000
+    flights_a_node: Number = 512
     bandwidth_most_bytes_per_s: Number = 50 * GIB
 
 
@@ -122,6 +126,18 @@ class UploadPolicy(Value, frozen=True):
     burst_bytes: Number = 8 << 20
     holds: Annotated[int, Meta(ge=0)] = 64
     retry_s: Seconds = 0.05
+
+
+class AnnouncePolicy(Value, frozen=True):
+    """When a node tells the tracker what it has.
+
+    Attributes:
+        every_s: at least so often; a third of the tracker's lease, so that two may be lost.
+        news_s: what is new waits so long for more of it, so that a burst of chunks is one message.
+    """
+
+    every_s: Seconds = 5.0
+    news_s: Seconds = 0.05
 
 
 class AcquisitionPolicy(Value, frozen=True):

@@ -1,0 +1,81 @@
+"""Which of those who have a chunk is asked: the score, and what comes before it.
+
+The score of a peer is ``0.6 * bandwidth + 0.4 * (1 - load)``, both from 0 to 1: its bandwidth in proportion to the
+largest among those compared, and the share of its transfers that are taken (training report; the weights are settings).
+By the score alone the fastest node would be asked by everybody until it is nearly full, and one that merely *says* that
+it is fast would be asked most. Before it counts, therefore, in this order:
+
+1. those who have the chunk and have room;
+2. those who will have it shortly, the ones that have to wait least before others;
+3. those of either kind that were sent to more often than is fair;
+4. those who have it, and with whom one has to queue.
+
+Compared are a few that are drawn at random, so that not everybody compares the same ones (the power of a few choices:
+Mitzenmacher, 2001), and equals are told apart by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from dsec.distribution.policy import ChoicePolicy
+from dsec.placement.sampling import RandomBits
+
+_Peer = TypeVar("_Peer")
+_TIE_BITS = 16
+
+
+@dataclass(slots=True)
+class Offer(Generic[_Peer]):
+    """A peer that could give a chunk.
+
+    Attributes:
+        peer: which.
+        bandwidth_bytes_per_s: that it says it can send.
+        slots: transfers that it carries out at a time, at least 1.
+        transfers: that it has, waiting ones included.
+        sent_to: how often somebody was sent to it lately.
+        depth: 0: it has the chunk; otherwise how many have to get it before it can send it.
+    """
+
+    peer: _Peer
+    bandwidth_bytes_per_s: float
+    slots: int
+    transfers: int
+    sent_to: float
+    depth: int = 0
+
+    @property
+    def load(self) -> float:
+        """The share of its slots that are taken, at most 1."""
+        return min(1.0, self.transfers / self.slots)
+
+
+def score(bandwidth: float, load: float, policy: ChoicePolicy) -> float:
+    """Return how good a peer is; both arguments and the result are from 0 to 1 where the weights add up to 1."""
+    return policy.bandwidth_weight * bandwidth + policy.load_weight * (1.0 - load)
+
+
+def rank(offers: Sequence[Offer[_Peer]], policy: ChoicePolicy, bits: RandomBits) -> list[Offer[_Peer]]:
+    """Return the offers, the best first."""
+    if not offers:
+        return []
+    most = max(offer.bandwidth_bytes_per_s for offer in offers) or 1.0
+    mean = sum(offer.sent_to for offer in offers) / len(offers)
+
+    def key(offer: Offer[_Peer]) -> tuple[int, int, float, int]:
+        value = score(offer.bandwidth_bytes_per_s / most, offer.load, policy)
+        return _class_of(offer, mean, policy), offer.depth, -value, bits(_TIE_BITS)
+
+    return sorted(offers, key=key)
+
+
+def _class_of(offer: Offer[_Peer], mean: float, policy: ChoicePolicy) -> int:
+    if offer.transfers >= offer.slots and not offer.depth:
+        return 4
+    if offer.sent_to > policy.fair_share * mean + offer.slots:
+        # The slots are what chance may do in the first moments, when the mean is hardly anything.
+        return 3
+    return 2 if offer.depth else 1

@@ -1,0 +1,174 @@
+"""Who is fetching which chunk from whom, as far as the tracker sent them: *flights*.
+
+They are what a tracker knows before any node announces it. A node that was just chosen counts as more loaded; one that
+is fetching a chunk will have it shortly, so that others can be told to wait there; one that was sent to the origin
+makes it needless to send the others. For each chunk they are trees, rooted at holders and at the origin:
+
+::
+
+    origin ──► a ──► b ──► d          all of them want the same chunk; only `a` loads the origin,
+                │      └─► e          and each sends it to few.
+                └──► c
+
+A flight ends when its node announces the chunk, asks anew, or says nothing for `flight_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dsec.distribution.random_set import RandomSet
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One node that was told where to get one chunk.
+
+    Attributes:
+        chunk, node: which, and who.
+        parent: whom it was told to ask first; empty: the origin.
+        depth: how many have to get the chunk before it does, itself included.
+        until_s: it is not believed in any longer.
+        layer: name of the manifest that the chunk is of.
+        proposed: all whom it was told to ask.
+        avoided: whom it asked in vain since it first asked for the chunk.
+        followers: how many were told to wait for it.
+        serves: whether others can be told so.
+    """
+
+    chunk: str
+    node: str
+    parent: str
+    depth: int
+    until_s: float
+    layer: str
+    proposed: frozenset[str] = _NOBODY
+    avoided: frozenset[str] = _NOBODY
+    followers: int = 0
+    serves: bool = True
+
+
+@dataclass(slots=True)
+class _OfChunk:
+    """The flights of one chunk."""
+
+    by_node: dict[str, Flight] = field(default_factory=dict)
+    open: RandomSet[Flight] = field(default_factory=RandomSet)
+    """Those that others can be told to wait for, and that have not got followers enough."""
+    origins: int = 0
+
+
+class Flights:
+    """All flights of one tracker.
+
+    Args:
+        fanout: how many may wait for one.
+        depth: how long a chain may be.
+    """
+
+    def __init__(self, fanout: int, depth: int) -> None:
+        self._fanout = fanout
+        self._depth = depth
+        self._of_chunk: dict[str, _OfChunk] = {}
+        self._of_node: dict[str, dict[str, Flight]] = {}
+        self._towards: dict[str, int] = {}
+        self.count = 0
+
+    def of(self, chunk: str, node: str) -> Flight | None:
+        """Return a node's flight for a chunk."""
+        found = self._of_chunk.get(chunk)
+        return None if found is None else found.by_node.get(node)
+
+    def towards(self, node: str) -> int:
+        """Return how many were told to ask a node, and have not got what they wanted yet."""
+        return self._towards.get(node, 0)
+
+    def of_node(self, node: str) -> int:
+        """Return how many a node has."""
+        return len(self._of_node.get(node, ()))
+
+    def of_layer(self, node: str, layer: str) -> list[Flight]:
+        """Return those of a node for chunks of a layer."""
+        return [flight for flight in self._of_node.get(node, {}).values() if flight.layer == layer]
+
+    def origins(self, chunk: str) -> int:
+        """Return how many are fetching a chunk from the origin for others too."""
+        found = self._of_chunk.get(chunk)
+        return 0 if found is None else found.origins
+
+    def open_for(self, chunk: str) -> RandomSet[Flight]:
+        """Return the flights that others can be told to wait for."""
+        found = self._of_chunk.get(chunk)
+        return RandomSet() if found is None else found.open
+
+    def waits_for(self, flight: Flight, node: str) -> bool:
+        """Say whether a flight hangs on a node's, so that the two would wait for each other."""
+        at: Flight | None = flight
+        for _ in range(self._depth + 1):
+            if at is None:
+                return False
+            if node in (at.node, at.parent):
+                return True
+            at = self.of(at.chunk, at.parent) if at.parent else None
+        return True  # Longer than a chain can be: it goes round.
+
+    def begin(self, flight: Flight) -> None:
+        """Add a flight; whoever calls has ended the node's former one for the chunk."""
+        found = self._of_chunk.get(flight.chunk)
+        if found is None:
+            found = self._of_chunk[flight.chunk] = _OfChunk()
+        found.by_node[flight.node] = flight
+        self._of_node.setdefault(flight.node, {})[flight.chunk] = flight
+        self.count += 1
+        if flight.parent:
+            self._towards[flight.parent] = self._towards.get(flight.parent, 0) + 1
+            followed = found.by_node.get(flight.parent)
+            if followed is not None:
+                followed.followers += 1
+                if followed.followers >= self._fanout:
+                    found.open.discard(followed)
+        elif flight.serves:
+            found.origins += 1
+        if flight.serves and flight.depth < self._depth and flight.followers < self._fanout:
+            found.open.add(flight)
+
+    def end(self, flight: Flight) -> None:
+        """Take a flight out; what hangs on it stays, and finds out by itself."""
+        found = self._of_chunk[flight.chunk]
+        del found.by_node[flight.node]
+        found.open.discard(flight)
+        mine = self._of_node[flight.node]
+        del mine[flight.chunk]
+        if not mine:
+            del self._of_node[flight.node]
+        self.count -= 1
+        if flight.parent:
+            self._leave(found, flight.parent)
+        elif flight.serves:
+            found.origins -= 1
+        if not found.by_node:
+            del self._of_chunk[flight.chunk]
+
+    def _leave(self, found: _OfChunk, parent: str) -> None:
+        left = self._towards[parent] - 1
+        if left:
+            self._towards[parent] = left
+        else:
+            del self._towards[parent]
+        followed = found.by_node.get(parent)
+        if followed is not None and followed.followers:
+            followed.followers -= 1
+            if followed.serves and followed.depth < self._depth:
+                found.open.add(followed)
+
+    def end_all(self, node: str) -> None:
+        """End every flight of a node that is gone."""
+        for flight in list(self._of_node.get(node, {}).values()):
+            self.end(flight)
+
+    def expired(self, now_s: float) -> Iterator[Flight]:
+        """Return those that are not believed in any longer."""
+        return iter([flight for mine in self._of_node.values() for flight in mine.values() if flight.until_s <= now_s])

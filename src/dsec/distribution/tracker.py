@@ -1,0 +1,431 @@
+"""The tracker: told who has what, asked who may be asked. A state machine without I/O, clock or randomness of its own.
+
+It remembers nothing that would have to outlive it: after a restart it knows nobody, every node that speaks to it is
+asked to announce itself, and in the meantime everybody takes chunks from the origin. It keeps nobody waiting either: it
+answers at once, and no chunk passes through it. So it may be wrong, old, dead or hostile, and the price is time.
+
+*A cold start* is where it earns its keep. One store has an image, and 500 nodes ask for the same chunk at once. The
+first is told to take it from the origin (a *grant*), the others to wait for it there, and for each other: a tree
+(`dsec.distribution.flights`). When the first one dies, those that waited for it ask again, say so, and one of them is
+granted the origin; nobody waits for longer than it waits for a peer that does not answer.
+
+Sources: Dragonfly and Kraken distribute images so, the one with a scheduler that builds such trees, the other with
+random graphs; tit for tat, as in BitTorrent, is not needed among nodes of one owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dsec.distribution.choice import Offer, rank
+from dsec.distribution.flights import Flight, Flights
+from dsec.distribution.holdings import Holdings
+from dsec.distribution.messages import (
+    Acknowledgement,
+    Announcement,
+    Answer,
+    Candidate,
+    Failure,
+    FailureKind,
+    Lookup,
+    LookupReply,
+    Report,
+    Verdict,
+)
+from dsec.distribution.policy import TrackerPolicy
+from dsec.distribution.suspicion import Suspicion
+from dsec.model.value import Value
+from dsec.placement.sampling import RandomBits
+
+_HALF_LIFE_S = 60.0
+"""How fast it is forgotten how often somebody was sent to a node."""
+_SCANNED = 64
+"""So many are looked at when none of those that were drawn will do."""
+_REMEMBERED_PROPOSALS = 65_536
+_JITTER_BITS = 16
+
+
+class TrackerStatistics(Value, frozen=True):
+    """What a tracker knows and did.
+
+    Attributes:
+        nodes: with a lease.
+        layers: that some node has all of.
+        chunks, entries: that are listed one by one, and at how many nodes in all.
+        flights: chunks under way.
+        lookups, chunks_asked: questions, and chunks in them.
+        sent_to_peers, sent_to_origin, told_to_wait: what the answers were.
+        quarantined: peers that nothing is taken from.
+    """
+
+    nodes: int
+    layers: int
+    chunks: int
+    entries: int
+    flights: int
+    lookups: int
+    chunks_asked: int
+    sent_to_peers: int
+    sent_to_origin: int
+    told_to_wait: int
+    quarantined: tuple[str, ...]
+
+
+class PeerStatus(Value, frozen=True):
+    """What a tracker knows of one node, for people.
+
+    Attributes:
+        node, address: who, and where.
+        lease_s: how long it is remembered if it says nothing.
+        upload_bytes_per_s, upload_slots: what it says it sends.
+        uploads: what it carries out, by its own word or the tracker's, whichever is more.
+        quarantined: whether nothing is taken from it.
+        distrusted: whether its accusations count for itself only.
+    """
+
+    node: str
+    address: str
+    lease_s: float
+    upload_bytes_per_s: int
+    upload_slots: int
+    uploads: int
+    quarantined: bool
+    distrusted: bool
+
+
+@dataclass(slots=True)
+class _Node:
+    """One node with a lease."""
+
+    name: str
+    address: str
+    life: str
+    sequence: int = 0
+    lease_until_s: float = 0.0
+    bandwidth_bytes_per_s: int = 0
+    slots: int = 0
+    uploads: int = 0
+    sent_to: float = 0.0
+    sent_to_as_of_s: float = 0.0
+
+    def sent_to_at(self, now_s: float) -> float:
+        """Return how often somebody was sent there lately."""
+        passed_s = now_s - self.sent_to_as_of_s
+        return self.sent_to * 0.5 ** (passed_s / _HALF_LIFE_S) if passed_s > 0 else self.sent_to
+
+    def note_sent(self, now_s: float) -> None:
+        self.sent_to = self.sent_to_at(now_s) + 1.0
+        self.sent_to_as_of_s = max(now_s, self.sent_to_as_of_s)
+
+
+class Tracker:
+    """Who has what, and who is to ask whom.
+
+    Args:
+        policy: settings.
+        bits: source of randomness.
+    """
+
+    def __init__(self, policy: TrackerPolicy, bits: RandomBits) -> None:
+        self.policy = policy
+        self._bits = bits
+        self._nodes: dict[str, _Node] = {}
+        self._holdings = Holdings(policy)
+        self._flights = Flights(policy.choice.fanout, policy.choice.depth)
+        self._suspicion = Suspicion(policy.suspicion)
+        self._proposals: dict[tuple[str, str], frozenset[str]] = {}
+        self._verdicts: list[Verdict] = []
+        self._lookups = self._asked = self._to_peers = self._to_origin = self._to_wait = 0
+
+    # What nodes say.
+
+    def announce(self, announcement: Announcement, now_s: float) -> Acknowledgement:
+        """Take what a node says of itself. One that was heard already changes nothing but its lease."""
+        node = self._nodes.get(announcement.node)
+        if node is not None and node.lease_until_s <= now_s:
+            self._drop(node)
+            node = None
+        known = node is not None and node.life == announcement.life
+        if node is not None and known and announcement.sequence <= node.sequence:
+            self._renew(node, announcement, now_s)
+            return Acknowledgement(lease_s=self.policy.lease_s)
+        follows = node is not None and known and announcement.sequence == node.sequence + 1
+        if not announcement.full and not follows:
+            # A delta to something that is not known here. Who it is not known from has no lease either.
+            return Acknowledgement(resend=True, lease_s=self.policy.lease_s)
+        if node is None and len(self._nodes) >= self.policy.nodes:
+            return Acknowledgement(resend=True, lease_s=self.policy.lease_s)
+        if node is None or not known:
+            if node is not None:
+                self._drop(node)
+            node = self._nodes[announcement.node] = _Node(announcement.node, announcement.address, announcement.life)
+        elif announcement.full:
+            self._holdings.forget(node.name)
+        self._renew(node, announcement, now_s)
+        node.sequence = announcement.sequence
+        return Acknowledgement(lease_s=self.policy.lease_s, unlisted=self._apply(node, announcement))
+
+    def withdraw(self, node: str) -> None:
+        """Forget a node that says that it goes; what it is suspected of stays."""
+        found = self._nodes.get(node)
+        if found is not None:
+            self._drop(found)
+
+    def report(self, report: Report, now_s: float) -> None:
+        """Take failures of peers."""
+        self._heed(report.node, report.failures, now_s)
+
+    def look_up(self, lookup: Lookup, now_s: float) -> LookupReply:
+        """Say where chunks are to be had."""
+        self._heed(lookup.node, lookup.failures, now_s)
+        asker = self._alive(lookup.node, now_s)
+        failed: dict[str, set[str]] = {}
+        busy: dict[str, set[str]] = {}
+        for failure in lookup.failures:
+            of_kind = busy if failure.kind is FailureKind.BUSY else failed
+            of_kind.setdefault(failure.chunk, set()).add(failure.peer)
+        self._lookups += 1
+        self._asked += len(lookup.chunks)
+        answers = [
+            self._answer(
+                _Question(
+                    lookup.node, lookup.layer, chunk, frozenset(failed.get(chunk, ())), frozenset(busy.get(chunk, ()))
+                ),
+                asker,
+                now_s,
+            )
+            for chunk in lookup.chunks
+        ]
+        return LookupReply(answers=tuple(answers), resend=asker is None)
+
+    # What its shell asks.
+
+    def take_verdicts(self) -> tuple[Verdict, ...]:
+        """Return what was decided about nodes since this was last asked."""
+        verdicts, self._verdicts = tuple(self._verdicts), []
+        return verdicts
+
+    def expire(self, now_s: float) -> None:
+        """Forget what is too old. Called about once a second; nothing that is older is used in between."""
+        for node in [node for node in self._nodes.values() if node.lease_until_s <= now_s]:
+            self._drop(node)
+        for flight in self._flights.expired(now_s):
+            self._flights.end(flight)
+        self._suspicion.forget(now_s)
+
+    def statistics(self, now_s: float) -> TrackerStatistics:
+        """Return what is known now."""
+        return TrackerStatistics(
+            nodes=len(self._nodes),
+            layers=self._holdings.layers,
+            chunks=self._holdings.chunks,
+            entries=self._holdings.entries,
+            flights=self._flights.count,
+            lookups=self._lookups,
+            chunks_asked=self._asked,
+            sent_to_peers=self._to_peers,
+            sent_to_origin=self._to_origin,
+            told_to_wait=self._to_wait,
+            quarantined=self._suspicion.quarantined(now_s),
+        )
+
+    def peers(self, now_s: float) -> tuple[PeerStatus, ...]:
+        """Return what is known of each node, by its name."""
+        return tuple(
+            PeerStatus(
+                node=node.name,
+                address=node.address,
+                lease_s=max(0.0, node.lease_until_s - now_s),
+                upload_bytes_per_s=node.bandwidth_bytes_per_s,
+                upload_slots=node.slots,
+                uploads=self._transfers(node),
+                quarantined=self._suspicion.is_quarantined(node.name, now_s),
+                distrusted=self._suspicion.is_distrusted(node.name, now_s),
+            )
+            for _, node in sorted(self._nodes.items())
+        )
+
+    # Announcements.
+
+    def _renew(self, node: _Node, announcement: Announcement, now_s: float) -> None:
+        node.address = announcement.address
+        node.lease_until_s = now_s + self.policy.lease_s
+        node.bandwidth_bytes_per_s = min(announcement.upload_bytes_per_s, self.policy.bandwidth_most_bytes_per_s)
+        node.slots, node.uploads = announcement.upload_slots, announcement.uploads
+
+    def _apply(self, node: _Node, announcement: Announcement) -> int:
+        unlisted = 0
+        for change in announcement.changes:
+            gained, left_out = self._holdings.apply(node.name, change)
+            unlisted += left_out
+            for chunk in gained:
+                flight = self._flights.of(chunk, node.name)
+                if flight is not None:
+                    self._land(flight)
+            if change.complete:
+                self._land_all(node.name, change.layer)
+        return unlisted
+
+    def _land_all(self, node: str, layer: str) -> None:
+        """End the flights whose chunks are there, as all of a layer is."""
+        for flight in self._flights.of_layer(node, layer):
+            self._land(flight)
+
+    def _land(self, flight: Flight) -> None:
+        self._remember(flight)
+        self._flights.end(flight)
+
+    def _drop(self, node: _Node) -> None:
+        self._holdings.forget(node.name)
+        self._flights.end_all(node.name)
+        del self._nodes[node.name]
+
+    def _alive(self, name: str, now_s: float) -> _Node | None:
+        node = self._nodes.get(name)
+        return node if node is not None and node.lease_until_s > now_s else None
+
+    # Failures.
+
+    def _heed(self, reporter: str, failures: Iterable[Failure], now_s: float) -> None:
+        for failure in failures:
+            sent = failure.peer in self._proposed(failure.chunk, reporter)
+            self._verdicts += self._suspicion.accuse(reporter, failure, now_s, sent=sent, nodes=len(self._nodes))
+
+    def _proposed(self, chunk: str, node: str) -> frozenset[str]:
+        """Return whom a node was told to ask for a chunk, now or shortly before."""
+        flight = self._flights.of(chunk, node)
+        before = self._proposals.get((node, chunk), frozenset())
+        return before if flight is None else before | flight.proposed
+
+    def _remember(self, flight: Flight) -> None:
+        """Keep whom a node was told to ask, for accusations that come after the chunk did."""
+        if flight.proposed:
+            self._proposals[(flight.node, flight.chunk)] = flight.proposed
+            while len(self._proposals) > _REMEMBERED_PROPOSALS:
+                del self._proposals[next(iter(self._proposals))]
+
+    # Lookups.
+
+    def _answer(self, question: _Question, asker: _Node | None, now_s: float) -> Answer:
+        question = self._with_history(question)
+        if self._flights.of_node(question.node) >= self.policy.flights_a_node:
+            return self._tell_to_wait(question)
+        offers = self._offers(question, now_s)
+        usable = [offer for offer in offers if offer.transfers < offer.slots + self.policy.waiting]
+        ranked = rank(usable, self.policy.choice, self._bits)
+        if ranked:
+            # Two that are fetching could come to wait for each other if both had others to fall back on.
+            ranked = [ranked[0], *(offer for offer in ranked[1:] if not offer.depth)][: self.policy.choice.candidates]
+            return self._send_to_peers(question, asker, ranked, now_s)
+        allowed = self.policy.grants + (self.policy.extra_grants if question.avoided else 0)
+        if self._flights.origins(question.chunk) < allowed:
+            return self._send_to_origin(question, asker, now_s)
+        return self._tell_to_wait(question)
+
+    def _with_history(self, question: _Question) -> _Question:
+        """End the node's former flight for the chunk, and keep in mind whom it asked in vain."""
+        flight = self._flights.of(question.chunk, question.node)
+        if flight is None:
+            return question
+        self._land(flight)
+        return replace(question, avoided=question.avoided | flight.avoided, followers=flight.followers)
+
+    def _offers(self, question: _Question, now_s: float) -> list[Offer[_Node]]:
+        """Return what a few can offer that have the chunk, or are fetching it."""
+        choice = self.policy.choice
+        offers = self._drawn(question, choice.sampled, now_s)
+        if offers:
+            return offers
+        return self._drawn(question, _SCANNED, now_s)
+
+    def _drawn(self, question: _Question, count: int, now_s: float) -> list[Offer[_Node]]:
+        offers = []
+        names = set()
+        for name in self._holdings.draw(question.layer, question.chunk, count, self._bits):
+            node = self._usable(question, name, now_s)
+            if node is not None:
+                names.add(name)
+                offers.append(self._offer(node, 0, now_s))
+        for flight in self._flights.open_for(question.chunk).draw(count, self._bits):
+            if flight.node in names or flight.until_s <= now_s:
+                continue
+            node = self._usable(question, flight.node, now_s)
+            if node is not None and not self._flights.waits_for(flight, question.node):
+                offers.append(self._offer(node, flight.depth, now_s))
+        return offers
+
+    def _usable(self, question: _Question, name: str, now_s: float) -> _Node | None:
+        if name == question.node or name in question.avoided or name in question.busy:
+            return None
+        node = self._alive(name, now_s)
+        if node is None or not node.slots or self._suspicion.shuns(question.node, name, question.chunk, now_s):
+            return None
+        return node
+
+    def _offer(self, node: _Node, depth: int, now_s: float) -> Offer[_Node]:
+        return Offer(
+            peer=node,
+            bandwidth_bytes_per_s=float(node.bandwidth_bytes_per_s),
+            slots=node.slots,
+            transfers=self._transfers(node),
+            sent_to=node.sent_to_at(now_s),
+            depth=depth,
+        )
+
+    def _transfers(self, node: _Node) -> int:
+        """Return how much a node has to send: what it says, or what it was given, whichever is more."""
+        return max(node.uploads, self._flights.towards(node.name))
+
+    def _send_to_peers(
+        self, question: _Question, asker: _Node | None, ranked: Sequence[Offer[_Node]], now_s: float
+    ) -> Answer:
+        first = ranked[0]
+        first.peer.note_sent(now_s)
+        self._begin(question, asker, now_s, ranked)
+        self._to_peers += 1
+        return Answer(
+            chunk=question.chunk,
+            peers=tuple(
+                Candidate(node=offer.peer.name, address=offer.peer.address, pending=offer.depth > 0) for offer in ranked
+            ),
+        )
+
+    def _send_to_origin(self, question: _Question, asker: _Node | None, now_s: float) -> Answer:
+        self._begin(question, asker, now_s, ())
+        self._to_origin += 1
+        return Answer(chunk=question.chunk, origin=True)
+
+    def _begin(self, question: _Question, asker: _Node | None, now_s: float, ranked: Sequence[Offer[_Node]]) -> None:
+        self._flights.begin(
+            Flight(
+                chunk=question.chunk,
+                node=question.node,
+                parent=ranked[0].peer.name if ranked else "",
+                depth=ranked[0].depth + 1 if ranked else 1,
+                until_s=now_s + self.policy.flight_s,
+                layer=question.layer,
+                proposed=frozenset(offer.peer.name for offer in ranked),
+                avoided=question.avoided,
+                followers=question.followers,
+                serves=asker is not None and asker.slots > 0,
+            )
+        )
+
+    def _tell_to_wait(self, question: _Question) -> Answer:
+        self._to_wait += 1
+        spread = 0.5 + self._bits(_JITTER_BITS) / (1 << _JITTER_BITS)
+        return Answer(chunk=question.chunk, wait_s=self.policy.wait_s * spread)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Who wants what, and whom not to send it to."""
+
+    node: str
+    layer: str
+    chunk: str
+    avoided: frozenset[str]
+    busy: frozenset[str]
+    followers: int = 0
+    """How many were told to wait for it, when it asked before."""
