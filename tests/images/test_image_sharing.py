@@ -24,7 +24,8 @@ from dsec.images.durable import try_lock
 from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.conversion import LayerFile, publish
 from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.sharing import image_key, publish_image, pull_image
+from dsec.images.lazy.document import image_key
+from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.stored import name_of
 from dsec.images.lazy.verification import Finding, verify_image
 from dsec.images.staging import remove_tree
@@ -206,7 +207,7 @@ def test_a_pulled_image_can_be_published_where_its_layers_are_and_nowhere_else(h
     again = _run(lambda: publish_image(there, "other", hosts.objects))
     assert again.new_chunks == 0
     elsewhere = FolderObjectStore(tmp_path / "elsewhere")
-    with pytest.raises(InvalidRequestError, match="manifest only"):
+    with pytest.raises(InvalidRequestError, match="only its name"):
         _run(lambda: publish_image(there, "other", elsewhere))
 
 

@@ -7,7 +7,7 @@ it and is checked.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -17,42 +17,36 @@ import msgspec
 from dsec.base.errors import (
     CapabilityMissingError,
     DsecError,
-    InvalidRequestError,
     ObjectNotFoundError,
+    PermissionDeniedError,
     StateCorruptedError,
+    StoreUnavailableError,
 )
-from dsec.base.units import MIB
 from dsec.images.durable import full_disk_reported
 from dsec.images.layers import LayerRecord
 from dsec.images.lazy.cached_layer import write_at
-from dsec.images.lazy.conversion import LayerFile, fetch_manifest, manifest_key, publish
+from dsec.images.lazy.collection.holder import holder_of
+from dsec.images.lazy.collection.objects import tag_key
+from dsec.images.lazy.collection.opened import open_layer_objects
+from dsec.images.lazy.collection.publishing import (
+    Publication,
+    Say,
+    publish_document,
+    publish_layer,
+    quiet,
+    rely_on_layer,
+)
+from dsec.images.lazy.collection.roots import fetch_document, pin, resolve
+from dsec.images.lazy.conversion import LayerFile, fetch_manifest
+from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, encode_document, image_key, name_in
 from dsec.images.lazy.fetching import FETCHES_AT_ONCE
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, ObjectSource, fetch_verified
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, name_of
+from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
 from dsec.images.store import LocalImageStore
-from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
+from dsec.model.image import ImageInfo, LayerFormat
 from dsec.model.value import Value
 from dsec.stores.objects import ObjectStore
-
-VERSION = 1
-MAXIMUM_LAYERS = 500
-_MAXIMUM_DOCUMENT_BYTES = 4 * MIB
-_SCHEME = "b3:"
-_REFERENCE = re.compile(rf"{_SCHEME}[0-9a-f]{{64}}")
-
-
-class _Layer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    digest: str
-    manifest: str
-
-
-class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    version: int
-    name: str
-    config: ImageConfig
-    source: str
-    layers: tuple[_Layer, ...]
 
 
 class PublishedImage(Value, frozen=True):
@@ -64,49 +58,69 @@ class PublishedImage(Value, frozen=True):
         chunks: pieces of all layers, metadata included.
         new_chunks: those that the store did not hold.
         stored_bytes: bytes of the new ones.
+        manifests: names of the layers' manifests, from the lowest up.
     """
 
     reference: str
     layers: int
+    manifests: tuple[str, ...] = ()
     chunks: int = 0
     new_chunks: int = 0
     stored_bytes: int = 0
 
 
-def image_key(name: str) -> str:
-    """Return the key of an image's document in an object store."""
-    return f"layers/images/{name}.json"
-
-
-async def publish_image(images: LocalImageStore, name: str, store: ObjectStore) -> PublishedImage:
+async def publish_image(
+    images: LocalImageStore, name: str, store: ObjectStore, *, tag: str | None = None, say: Say = quiet
+) -> PublishedImage:
     """Put an image into an object store: chunks, manifests, and its document last. Idempotent.
+
+    Args:
+        images: where it is.
+        name: its name.
+        store: where it goes.
+        tag: what people are to pull it by, beside its reference; it moves if it is there. None: nothing.
+        say: told what takes long.
 
     Raises:
         ImageNotFoundError: no such image.
         CapabilityMissingError: a layer is stored as a directory.
-        InvalidRequestError: a layer is lazy, and this store has not got it.
+        InvalidRequestError: a layer is lazy, and this store has not got it; or `tag` is no name.
         StoreUnavailableError: the store does not answer.
     """
     info = await anyio.to_thread.run_sync(images.get, name)
-    layers, report = [], PublishedImage(reference="", layers=len(info.layers))
+    if tag is not None:
+        tag_key(tag)
+    publication = Publication(await open_layer_objects(store), say)
+
+    def document_of(report: PublishedImage) -> bytes:
+        pairs = zip(info.layers, report.manifests, strict=True)
+        made = tuple(DocumentLayer(digest=layer.digest, manifest=manifest) for layer, manifest in pairs)
+        return encode_document(
+            ImageDocument(version=VERSION, name=info.name, config=info.config, source=info.source, layers=made)
+        )
+
+    reference, report = await publish_document(
+        publication, lambda: _publish_layers(images, info, publication), document_of, tag=tag
+    )
+    return msgspec.structs.replace(report, reference=reference)
+
+
+async def _publish_layers(images: LocalImageStore, info: ImageInfo, publication: Publication) -> PublishedImage:
+    report = PublishedImage(reference="", layers=len(info.layers))
     for layer in info.layers:
         path, record = await anyio.to_thread.run_sync(images.stored_layer, layer.digest)
         if record.format is LayerFormat.LAZY:
-            await _check_there(store, record)
-            layers.append(_Layer(digest=layer.digest, manifest=record.manifest))
-            continue
-        sent = await publish(_file_of(path, record), store)
-        layers.append(_Layer(digest=layer.digest, manifest=sent.manifest))
+            sent = await rely_on_layer(publication, record.manifest)
+        else:
+            sent = await publish_layer(publication, _file_of(path, record))
         report = msgspec.structs.replace(
             report,
+            manifests=(*report.manifests, sent.manifest),
             chunks=report.chunks + sent.chunks,
             new_chunks=report.new_chunks + sent.new_chunks,
             stored_bytes=report.stored_bytes + sent.stored_bytes,
         )
-    document = _Document(version=VERSION, name=info.name, config=info.config, source=info.source, layers=tuple(layers))
-    data = msgspec.json.encode(document, order="sorted")
-    await store.put(image_key(name_of(data)), data, if_absent=True)
-    return msgspec.structs.replace(report, reference=_SCHEME + name_of(data))
+    return report
 
 
 def _file_of(path: Path, record: LayerRecord) -> LayerFile:
@@ -118,16 +132,8 @@ def _file_of(path: Path, record: LayerRecord) -> LayerFile:
     return LayerFile.of(path, record)
 
 
-async def _check_there(store: ObjectStore, record: LayerRecord) -> None:
-    if await store.head(manifest_key(record.manifest)) is None:
-        raise InvalidRequestError(
-            f"layer {record.digest} is here by its manifest only, and {store.url} has not got it",
-            resolution="publish the image from where its layers are, or to the store that it was pulled from",
-        )
-
-
 async def pull_image(
-    images: LocalImageStore, reference: str, store: ObjectStore, *, name: str | None = None, eager: bool = False
+    images: LocalImageStore, image: str, store: ObjectStore, *, name: str | None = None, eager: bool = False
 ) -> ImageInfo:
     """Make an image of a store known here, its layers by their manifests only: chunks come when they are touched.
 
@@ -135,20 +141,23 @@ async def pull_image(
 
     Args:
         images: where it is to be known.
-        reference: what `publish_image` returned.
-        store: has the image; its lazy layers come from there.
+        image: the reference that `publish_image` returned; or a tag, which means what the store says.
+        store: has the image; its lazy layers come from there, and it is told that this host holds them.
         name: of the image here; None: the one it was published under.
         eager: fetch all of it, so that its layers are like those that were made here.
 
     Raises:
-        InvalidRequestError: that is no reference.
+        InvalidRequestError: that is no reference, and no name either.
         HostDiskFullError: no room for it.
-        ObjectNotFoundError: the store has not got it, or a manifest of it.
+        ObjectNotFoundError: the store has not got it, or a manifest of it; or it was unpublished meanwhile.
         StateCorruptedError: what the store has is something else, or contradicts itself.
         StoreUnavailableError: the store does not answer.
     """
-    document = await _fetch_document(store, reference)
+    reference = await resolve(store, image)
+    document = await fetch_document(store, reference)
     manifests = [await _manifest_of(store, layer) for layer in document.layers]
+    if not eager:
+        await _hold(images, reference, store, manifests)
     digests: list[str] = []
     with images.undone_on_failure(digests):
         for manifest in manifests:
@@ -194,33 +203,24 @@ async def _fetch_layer(images: LocalImageStore, manifest: LayerManifest, store: 
         return await anyio.to_thread.run_sync(lambda: images.take_erofs_file(path, work, expected=manifest.layer))
 
 
-async def _fetch_document(store: ObjectStore, reference: str) -> _Document:
-    if _REFERENCE.fullmatch(reference) is None:
-        raise InvalidRequestError(
-            f"{reference[:100]!r} is no reference of a published image",
-            resolution=f"give what `dsec image publish` printed: {_SCHEME} and 64 hexadecimal digits",
-        )
-    name = reference.removeprefix(_SCHEME)
+async def _hold(
+    images: LocalImageStore, reference: str, store: ObjectStore, manifests: Sequence[LayerManifest]
+) -> None:
+    """Tell the store that this host holds layers, so that they outlive their image's being unpublished."""
     try:
-        data = await store.get_range(image_key(name), 0, _MAXIMUM_DOCUMENT_BYTES + 1)
-    except ObjectNotFoundError as error:
+        holder = await anyio.to_thread.run_sync(holder_of, images.root)
+        await pin(store, holder, [manifest.id for manifest in manifests])
+    except (PermissionDeniedError, StoreUnavailableError):
+        return  # A store that may be read only: what was unpublished is there for the grace period.
+    # Now, and not before, is it certain that a collector which does not see the document sees the pins.
+    if await store.head(image_key(name_in(reference))) is None:
         raise ObjectNotFoundError(
-            f"{store.url} has no image {reference}", resolution="publish it there, or name the right --store"
-        ) from error
-    if name_of(data) != name:
-        raise _damaged(store, reference, f"its name is {_SCHEME}{name_of(data)}")
-    try:
-        document = msgspec.json.decode(data, type=_Document)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _damaged(store, reference, str(error)) from error
-    if document.version != VERSION or not 0 < len(document.layers) <= MAXIMUM_LAYERS:
-        raise _damaged(store, reference, f"version {document.version}, {len(document.layers)} layers")
-    return document
+            f"image {reference} was unpublished from {store.url} while it was pulled",
+            resolution="`dsec image ls --store URL` lists what is there",
+        )
 
 
-async def _manifest_of(store: ObjectStore, layer: _Layer) -> LayerManifest:
-    if _REFERENCE.fullmatch(_SCHEME + layer.manifest) is None:
-        raise StateCorruptedError(f"{layer.manifest[:80]!r} is no name of a manifest")
+async def _manifest_of(store: ObjectStore, layer: DocumentLayer) -> LayerManifest:
     manifest = await fetch_manifest(store, layer.manifest)
     if manifest.layer != layer.digest:
         raise StateCorruptedError(
@@ -229,9 +229,3 @@ async def _manifest_of(store: ObjectStore, layer: _Layer) -> LayerManifest:
             resolution="publish the image again",
         )
     return manifest
-
-
-def _damaged(store: ObjectStore, reference: str, detail: str) -> StateCorruptedError:
-    return StateCorruptedError(
-        f"the image {reference} of {store.url} does not verify", detail=detail, resolution="publish it again"
-    )
