@@ -1,0 +1,256 @@
+"""Give chunks to the nodes of the same owner, over HTTP.
+
+::
+
+    POST /v1/peer/hello          {"node", "challenge"} -> {"node", "answer", "proof"}     dsec.model.peer_proof
+    GET  /v1/chunks/NAME         the stored chunk     (Authorization: Bearer peer....)
+    GET  /v1/chunks/NAME?wait    the same; where it is on its way here, the answer comes when it has come
+
+401: who asks did not prove to know the secret. 404: it is not here, and not on its way. 503: as much is being sent as
+this node sends (`dsec.distribution.uploads`); Retry-After says when to try again, in seconds.
+
+What a hostile peer can do. Whoever does not know the secret gets an answer to his first message and nothing else; the
+connections of strangers are few, and each has seconds. Whoever knows it gets chunks, by name, and nothing that is no
+chunk. Heads and bodies of requests have bounds in bytes and time; an answer that is read slowly ends after a while,
+and so does the connection; transfers at a time are bounded in all and for each peer, and so is what goes in a second.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from dsec.base.errors import InvalidRequestError, UnauthorizedError
+from dsec.distribution.uploads import Refused, Upload, Uploads
+from dsec.images.lazy.peers.shelf import LocalChunks
+from dsec.images.lazy.peers.wire import Head, Wire, WireError, head_of
+from dsec.images.lazy.stored import is_name
+from dsec.model.peer_proof import Hello, PeerGate
+
+CHUNKS = "/v1/chunks/"
+HELLO = "/v1/peer/hello"
+WAIT = "?wait"
+"""Behind the name of a chunk."""
+_SLICE_BYTES = 256 << 10
+_BODY_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkServerLimits:
+    """Bounds of one server; how much it sends says `UploadPolicy`.
+
+    Attributes:
+        connections: open at a time; the next are closed at once.
+        strangers: of these, who has not proved anything yet.
+        request_s: for a request to come, once it began; and for a stranger to prove itself.
+        idle_s: a connection without a request.
+        stall_s: an answer of which nothing is read.
+        upload_s: the longest that one transfer holds its slot.
+        hold_s: the longest wait for a chunk that is on its way.
+        encodings: chunks that are encoded at a time.
+    """
+
+    connections: int = 512
+    strangers: int = 64
+    request_s: float = 5.0
+    idle_s: float = 75.0
+    stall_s: float = 10.0
+    upload_s: float = 60.0
+    hold_s: float = 10.0
+    encodings: int = 2
+
+
+class _RefusedError(Exception):
+    """A request is answered with this status and no body of interest."""
+
+    def __init__(self, status: str, **fields: str) -> None:
+        super().__init__(status)
+        self.status = status
+        self.fields = {name.replace("_", "-"): value for name, value in fields.items()}
+
+
+class ChunkServer:
+    """Serves one node's chunks. Used from one event loop.
+
+    Args:
+        gate: knows who may ask.
+        chunks: what there is to give.
+        uploads: how much of it at a time.
+        clock: seconds that only go forward.
+        limits: the server's bounds.
+    """
+
+    def __init__(
+        self,
+        gate: PeerGate,
+        chunks: LocalChunks,
+        uploads: Uploads,
+        clock: Callable[[], float],
+        limits: ChunkServerLimits = ChunkServerLimits(),
+    ) -> None:
+        self.uploads = uploads
+        self._gate = gate
+        self._chunks = chunks
+        self._clock = clock
+        self._limits = limits
+        self._coming: dict[str, anyio.Event] = {}
+        self._connections = 0
+        self._strangers = 0
+        self._encoding = anyio.CapacityLimiter(limits.encodings)
+
+    def expect(self, name: str) -> None:
+        """Note that a chunk is on its way here; who may wait for it does."""
+        self._coming.setdefault(name, anyio.Event())
+
+    def settle(self, name: str) -> None:
+        """Note that a chunk has come, or does not come after all; who waits for it is answered."""
+        event = self._coming.pop(name, None)
+        if event is not None:
+            event.set()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Take connections of a listening, non-blocking socket until cancelled."""
+        async with anyio.create_task_group() as group:
+            while True:
+                await anyio.wait_readable(listener)
+                try:
+                    connection, _ = listener.accept()
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    await anyio.sleep(0.1)  # Out of descriptors: those that we have will be given back.
+                    continue
+                group.start_soon(self._converse, Wire(connection))
+
+    async def _converse(self, wire: Wire) -> None:
+        """Answer the requests of one connection, until it ends or breaks the rules."""
+        if self._connections >= self._limits.connections or self._strangers >= self._limits.strangers:
+            wire.close()
+            return
+        self._connections += 1
+        self._strangers += 1
+        is_stranger = True
+        try:
+            with anyio.move_on_after(self._limits.request_s) as patience:
+                while (head := await wire.head()) is not None:
+                    patience.deadline = anyio.current_time() + self._limits.request_s
+                    known = await self._respond(wire, head, patience)
+                    if known and is_stranger:
+                        self._strangers -= 1
+                        is_stranger = False
+                    idle_s = self._limits.request_s if is_stranger else self._limits.idle_s
+                    patience.deadline = anyio.current_time() + idle_s
+        except WireError:
+            pass  # Whoever it was is gone, or is told nothing more.
+        finally:
+            wire.close()
+            self._connections -= 1
+            self._strangers -= is_stranger
+
+    async def _respond(self, wire: Wire, head: Head, patience: anyio.CancelScope) -> bool:
+        """Answer one request; return whether who asked has proved to be a peer."""
+        body = b"" if not head.body_bytes else await self._body(wire, head)
+        peer = ""
+        try:
+            method, _, target = head.line.removesuffix(" HTTP/1.1").partition(" ")
+            if (method, target) == ("POST", HELLO):
+                await _send(wire, "200 OK", self._hello(body), "application/json")
+                return False
+            name, _, query = target.removeprefix(CHUNKS).partition("?")
+            if method != "GET" or not target.startswith(CHUNKS) or not is_name(name):
+                raise _RefusedError("404 Not Found")
+            peer = self._peer(head)
+            patience.deadline = anyio.current_time() + self._limits.hold_s + self._limits.upload_s
+            await self._give(wire, peer, name, may_wait=f"?{query}" == WAIT)
+        except _RefusedError as answer:
+            await _send(wire, answer.status, b"", "text/plain", **answer.fields)
+        return bool(peer)
+
+    async def _body(self, wire: Wire, head: Head) -> bytes:
+        if head.body_bytes > _BODY_BYTES:
+            raise WireError("a long body")
+        return await wire.body(head.body_bytes)
+
+    def _hello(self, body: bytes) -> bytes:
+        try:
+            return msgspec.json.encode(self._gate.answer(msgspec.json.decode(body, type=Hello)))
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequestError) as error:
+            raise _RefusedError("400 Bad Request") from error
+
+    def _peer(self, head: Head) -> str:
+        try:
+            return self._gate.check(head.fields.get("authorization", "").encode("latin1"))
+        except UnauthorizedError as error:
+            raise _RefusedError("401 Unauthorized") from error
+
+    # -- one transfer ---------------------------------------------------------------------------------------------
+
+    async def _give(self, wire: Wire, peer: str, name: str, *, may_wait: bool) -> None:
+        async with self._slot(peer, name, may_wait) as descriptor:
+            try:
+                size = os.fstat(descriptor).st_size
+                fields = {"content-type": "application/octet-stream", "content-length": str(size)}
+                fields["dsec-uploads"] = f"{self.uploads.sending}/{self.uploads.policy.slots}"
+                await wire.send(head_of("HTTP/1.1 200 OK", fields))
+                await self._pour(wire, descriptor, size)
+            finally:
+                os.close(descriptor)
+
+    @asynccontextmanager
+    async def _slot(self, peer: str, name: str, may_wait: bool) -> AsyncIterator[int]:
+        """Find a chunk, waiting for it where that may be, and hold a slot while it is sent. Raises `_RefusedError`."""
+        upload: Upload | None = None
+        try:
+            if may_wait and name in self._coming:
+                upload = _granted(self.uploads.hold(peer))
+                with anyio.move_on_after(self._limits.hold_s):
+                    await self._coming[name].wait()
+                refused = self.uploads.advance(upload)
+                if refused is not None:
+                    raise _busy(refused)
+            else:
+                upload = _granted(self.uploads.begin(peer))
+            descriptor = self._chunks.opened(name)
+            if descriptor is None:
+                descriptor = await anyio.to_thread.run_sync(self._chunks.made, name, limiter=self._encoding)
+            if descriptor is None:
+                raise _RefusedError("404 Not Found")
+            yield descriptor
+        finally:
+            if upload is not None:
+                self.uploads.end(upload)
+
+    async def _pour(self, wire: Wire, descriptor: int, size: int) -> None:
+        """Send a file at the rate that all transfers together may have."""
+        at = 0
+        while at < size:
+            with anyio.move_on_after(self._limits.stall_s) as patience:
+                sent = await wire.send_from(descriptor, at, min(_SLICE_BYTES, size - at))
+            if patience.cancelled_caught:
+                raise WireError("nothing of the answer is read")
+            at += sent
+            pause_s = self.uploads.spend(sent, self._clock())
+            if pause_s:
+                await anyio.sleep(pause_s)
+
+
+def _granted(given: Upload | Refused) -> Upload:
+    if isinstance(given, Refused):
+        raise _busy(given)
+    return given
+
+
+def _busy(refused: Refused) -> _RefusedError:
+    return _RefusedError("503 Service Unavailable", retry_after=f"{refused.retry_after_s:g}")
+
+
+async def _send(wire: Wire, status: str, body: bytes, content_type: str, **fields: str) -> None:
+    head = {"content-type": content_type, "content-length": str(len(body)), **fields}
+    await wire.send(head_of(f"HTTP/1.1 {status}", head) + body)

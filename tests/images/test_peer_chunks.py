@@ -1,0 +1,375 @@
+"""A node's chunk server and who calls it: in one process, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from dsec.base.errors import DsecError
+from dsec.distribution.messages import Answer, Candidate, FailureKind, Lookup, LookupReply, Report
+from dsec.distribution.policy import UploadPolicy
+from dsec.distribution.uploads import Uploads
+from dsec.images.lazy import manifest as manifests
+from dsec.images.lazy.erofs_metadata import Extent
+from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.peers.calling import Caller, PeerFailedError
+from dsec.images.lazy.peers.chunk_server import ChunkServer, ChunkServerLimits
+from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
+from dsec.images.lazy.peers.source import open_peers
+from dsec.images.lazy.source import ChunkSource
+from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, decode, encode, name_of
+from dsec.images.staging import remove_tree
+from dsec.model.peer import Peer
+from dsec.model.peer_proof import PeerGate
+from dsec.testing.chunk_source_suite import ChunkSourceSuite, OpenSource
+
+pytestmark = pytest.mark.anyio
+
+SECRET = b"a secret of the fleet"
+GIVER, TAKER = "giver", "taker"
+
+
+class Giver:
+    """A chunk server over a shelf, and its address."""
+
+    def __init__(self, root: Path, uploads: UploadPolicy, limits: ChunkServerLimits) -> None:
+        self.shelf = Shelf(root / "shelf", limit_bytes=1 << 30)
+        self.roots = (root / "cache", root / "seeds")
+        self.uploads = Uploads(uploads, time.monotonic())
+        chunks = LocalChunks(self.roots, self.shelf)
+        gate = PeerGate(GIVER, SECRET)
+        self.server = ChunkServer(gate, chunks, self.uploads, time.monotonic, limits)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.address = self.listener.getsockname()
+        self.callers: list[Caller] = []
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(node=GIVER, url=f"http://127.0.0.1:{self.address[1]}")
+
+    def caller(self, secret: bytes = SECRET) -> Caller:
+        self.callers.append(Caller(TAKER, self.peer, lambda: secret))
+        return self.callers[-1]
+
+    async def when(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        with anyio.fail_after(10):
+            while not condition():  # noqa: ASYNC110 - what is waited for is a number of the server's.
+                await anyio.sleep(0.002)
+
+    def keep(self, content: bytes) -> ChunkRef:
+        name, stored = encode(content)
+        assert self.shelf.put(name, stored)
+        return ChunkRef(id=name, content_bytes=len(content), stored_bytes=len(stored), blob_start=0)
+
+
+class ToOne:
+    """A tracker that sends everybody to one node."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._candidate = Candidate(node=peer.node, address=peer.url)
+
+    async def look_up(self, lookup: Lookup) -> LookupReply:
+        asked = {failure.chunk for failure in lookup.failures}
+        return LookupReply(
+            answers=tuple(
+                Answer(chunk=chunk, origin=True) if chunk in asked else Answer(chunk=chunk, peers=(self._candidate,))
+                for chunk in lookup.chunks
+            )
+        )
+
+    async def report(self, report: Report) -> None:
+        pass
+
+
+class NoArrivals:
+    def expect(self, name: str) -> None:
+        pass
+
+    def settle(self, name: str) -> None:
+        pass
+
+
+@asynccontextmanager
+async def open_giver(
+    root: Path, uploads: UploadPolicy = UploadPolicy(), limits: ChunkServerLimits = ChunkServerLimits()
+) -> AsyncIterator[Giver]:
+    giver = Giver(root, uploads, limits)
+    async with anyio.create_task_group() as group:
+        group.start_soon(giver.server.serve, giver.listener)
+        yield giver
+        group.cancel_scope.cancel()
+    giver.listener.close()
+    for caller in giver.callers:
+        caller.close()
+
+
+async def take(caller: Caller, ref: ChunkRef, *, wait: bool = False, timeout_s: float = 5, stall_s: float = 5) -> bytes:
+    return decode(ref, await caller.chunk(ref.id, wait=wait, timeout_s=timeout_s, stall_s=stall_s), "the peer")
+
+
+async def test_a_chunk_comes_over_one_kept_connection(tmp_path: Path) -> None:
+    async with open_giver(tmp_path) as giver:
+        caller = giver.caller()
+        for content in (b"x" * 5000, os.urandom(4 << 20), b"y"):
+            assert await take(caller, giver.keep(content)) == content
+        assert giver.uploads.sending == 0
+
+
+async def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    async with open_giver(tmp_path) as giver:
+        with pytest.raises(PeerFailedError) as failed:
+            await giver.caller().chunk("ab" * 32, wait=True, timeout_s=5, stall_s=5)
+        assert failed.value.kind is FailureKind.MISSING
+
+
+async def test_who_does_not_know_the_secret_gets_nothing_and_gives_nothing_away(tmp_path: Path) -> None:
+    async with open_giver(tmp_path) as giver:
+        ref = giver.keep(b"content")
+        with pytest.raises(PeerFailedError, match="does not know the secret") as failed:
+            await take(giver.caller(b"another secret of others"), ref)
+        assert failed.value.kind is FailureKind.UNREACHABLE
+        for head in (b"", b"Authorization: Bearer peer.taker.aa.bb.cc\r\n", b"Authorization: Bearer x\r\n"):
+            answer = await _say(giver, b"GET /v1/chunks/%b HTTP/1.1\r\n%b\r\n" % (ref.id.encode(), head))
+            assert answer.startswith(b"HTTP/1.1 401")
+            assert b"content" not in answer.split(b"\r\n\r\n")[1]
+
+
+async def _say(giver: Giver, request: bytes) -> bytes:
+    stream = await anyio.connect_tcp(*giver.address)
+    async with stream:
+        await stream.send(request)
+        return await stream.receive()
+
+
+async def test_a_server_that_began_anew_is_made_acquainted_with_again(tmp_path: Path) -> None:
+    async with open_giver(tmp_path) as giver:
+        ref, caller = giver.keep(b"content"), giver.caller()
+        assert await take(caller, ref) == b"content"
+        giver.server._gate = PeerGate(GIVER, SECRET)
+        assert await take(caller, ref) == b"content"
+
+
+async def test_a_peer_that_may_wait_gets_the_chunk_when_it_has_come(tmp_path: Path) -> None:
+    async with open_giver(tmp_path) as giver:
+        name, _ = encode(b"comes later")
+        giver.server.expect(name)
+        got: list[bytes] = []
+
+        async def ask() -> None:
+            got.append(await giver.caller().chunk(name, wait=True, timeout_s=5, stall_s=0.1))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask)
+            await giver.when(lambda: giver.uploads.held == 1)
+            giver.keep(b"comes later")
+            giver.server.settle(name)
+        assert got == [encode(b"comes later")[1]]
+
+
+async def test_one_that_does_not_come_after_all_is_missing(tmp_path: Path) -> None:
+    async with open_giver(tmp_path, limits=ChunkServerLimits(hold_s=0.05)) as giver:
+        name, _ = encode(b"never")
+        giver.server.expect(name)
+        with pytest.raises(PeerFailedError) as failed:
+            await giver.caller().chunk(name, wait=True, timeout_s=5, stall_s=5)
+        assert failed.value.kind is FailureKind.MISSING
+        assert giver.uploads.held == 0
+
+
+async def test_more_than_it_sends_at_a_time_is_refused_at_once(tmp_path: Path) -> None:
+    async with open_giver(tmp_path, UploadPolicy(slots=1, bytes_per_s=1, burst_bytes=1)) as giver:
+        ref, other = giver.keep(os.urandom(2 << 20)), giver.keep(b"other")
+        async with anyio.create_task_group() as group:
+            group.start_soon(_ignored, giver, ref)
+            await giver.when(lambda: giver.uploads.sending == 1)
+            with pytest.raises(PeerFailedError) as failed:
+                await take(giver.caller(), other)
+            assert failed.value.kind is FailureKind.BUSY
+            group.cancel_scope.cancel()
+
+
+async def _ignored(giver: Giver, ref: ChunkRef) -> None:
+    await take(giver.caller(), ref, timeout_s=60, stall_s=60)
+
+
+async def test_who_reads_slowly_is_let_go(tmp_path: Path) -> None:
+    async with open_giver(tmp_path, limits=ChunkServerLimits(stall_s=0.1)) as giver:
+        ref, caller = giver.keep(os.urandom(4 << 20)), giver.caller()
+        credential = await caller._met()
+        connection = socket.create_connection(giver.address)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(f"GET /v1/chunks/{ref.id} HTTP/1.1\r\nAuthorization: Bearer {credential}\r\n\r\n".encode())
+        await giver.when(lambda: giver.uploads.sending == 1)
+        await giver.when(lambda: giver.uploads.sending == 0)
+        connection.close()
+
+
+async def test_strangers_have_little_time_and_little_room(tmp_path: Path) -> None:
+    limits = ChunkServerLimits(request_s=0.2, strangers=2)
+    async with open_giver(tmp_path, limits=limits) as giver:
+        held = [socket.create_connection(giver.address) for _ in range(3)]
+        held[0].sendall(b"GET /v1/chu")
+        for connection in held:
+            connection.setblocking(False)
+            with anyio.fail_after(5):
+                await anyio.wait_readable(connection)
+            assert connection.recv(10) == b""
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /v1/chunks/../../etc/passwd HTTP/1.1\r\n\r\n",
+        b"POST /v1/peer/hello HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/peer/hello HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n",
+        b"POST /v1/peer/hello HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"\x16\x03\x01" + bytes(600) + b"\r\n\r\n",
+        b"GET " + b"/" * 20_000,
+    ],
+)
+async def test_nonsense_is_refused_and_the_next_is_served(tmp_path: Path, request_bytes: bytes) -> None:
+    async with open_giver(tmp_path) as giver:
+        connection = socket.create_connection(giver.address)
+        connection.sendall(request_bytes)
+        connection.setblocking(False)
+        with anyio.fail_after(5):
+            await anyio.wait_readable(connection)
+        try:
+            answer = connection.recv(1000)
+        except ConnectionResetError:
+            answer = b""
+        connection.close()
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+        assert await take(giver.caller(), giver.keep(b"content")) == b"content"
+
+
+# -- what a host can give ------------------------------------------------------------------------------------------
+
+
+def _layer(root: Path, size: int) -> tuple[bytes, LayerManifest]:
+    """Make a directory of a layer, with metadata in three extents, and return its file's content."""
+    content = random.Random(size).randbytes(size)
+    extents = (Extent(0, 4096), Extent(CHUNK_BYTES - 4096, 8192), Extent(size - 4096, 4096))
+    packed = b"".join(content[each.start : each.end] for each in extents)
+    pieces = [encode(content[at : at + CHUNK_BYTES]) for at in range(0, size, CHUNK_BYTES)]
+    made = manifests.make(
+        "sha256:" + "ab" * 32,
+        size,
+        1,
+        chunks=[(name, len(stored)) for name, stored in pieces],
+        metadata=extents,
+        metadata_chunks=[(encode(packed)[0], len(encode(packed)[1]))],
+    )
+    directory = root / made.id
+    directory.mkdir(parents=True)
+    (directory / "manifest.json").write_bytes(made.data)
+    (directory / "data").write_bytes(content)
+    return content, made
+
+
+def _chunks(root: Path) -> LocalChunks:
+    return LocalChunks((root / "cache",), Shelf(root / "shelf", limit_bytes=1 << 30), clock=count(0, 9).__next__)
+
+
+def _taken(chunks: LocalChunks, ref: ChunkRef) -> bytes | None:
+    descriptor = chunks.made(ref.id)
+    if descriptor is None:
+        return None
+    with open(descriptor, "rb") as file:
+        return decode(ref, file.read(), "here")
+
+
+def test_chunks_and_metadata_of_layers_are_found_by_name(tmp_path: Path) -> None:
+    chunks = LocalChunks(
+        (tmp_path / "cache",), Shelf(tmp_path / "shelf", limit_bytes=1 << 30), clock=count(0, 9).__next__
+    )
+    content, made = _layer(tmp_path / "cache", 2 * CHUNK_BYTES + 4096)
+    assert b"".join(_taken(chunks, ref) or b"" for ref in made.chunks) == content
+    assert len(_taken(chunks, made.metadata_chunks[0]) or b"") == made.metadata_bytes
+    remove_tree(tmp_path / "cache")
+    assert _taken(chunks, made.chunks[0]) == content[:CHUNK_BYTES], "it lies on the shelf"
+
+
+def test_holes_rot_and_damaged_manifests_are_not_given(tmp_path: Path) -> None:
+    chunks = LocalChunks(
+        (tmp_path / "cache",), Shelf(tmp_path / "shelf", limit_bytes=1 << 30), clock=count(0, 9).__next__
+    )
+    _, made = _layer(tmp_path / "cache", 3 * CHUNK_BYTES)
+    data = tmp_path / "cache" / made.id / "data"
+    with data.open("r+b") as file:
+        os.truncate(data, CHUNK_BYTES)
+        os.truncate(data, made.size_bytes)
+        file.seek(100)
+        file.write(b"rot")
+    assert [_taken(chunks, ref) for ref in (*made.chunks, *made.metadata_chunks)] == [None] * 4
+    (tmp_path / "cache" / made.id / "manifest.json").write_bytes(made.data + b" ")
+    assert _taken(LocalChunks((tmp_path / "cache",), chunks.shelf), made.chunks[0]) is None
+
+
+def test_a_shelf_keeps_what_was_asked_for_last(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, limit_bytes=3000)
+    names = [name_of(b"%d" % number) for number in range(5)]
+    for name in names:
+        assert shelf.put(name, bytes(1000))
+    for name in names[:2]:
+        os.close(shelf.opened(name) or 0)
+    (tmp_path / ".new-abc").touch()
+    os.utime(tmp_path / ".new-abc", (0, 0))
+    assert shelf.tidy() == 3000
+    left = {entry.name for entry in tmp_path.iterdir()}
+    assert len(left) == 3
+    assert left <= set(names)
+    assert shelf.tidy() == 3000
+
+
+class _Taker:
+    """A node without a chunk server, opened for each chunk."""
+
+    name = "peers"
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    async def fetch(self, ref: ChunkRef, *, timeout_s: float = 30.0) -> bytes:
+        opening = open_peers(TAKER, lambda: SECRET, ToOne(self._peer), arrivals=NoArrivals(), clock=time.monotonic)
+        async with opening as peers:
+            try:
+                return await peers.source("layer").fetch(ref, timeout_s=timeout_s)
+            except DsecError as error:
+                failure = error
+        raise failure
+
+    def blame(self, ref: ChunkRef, error: DsecError) -> None:
+        pass
+
+
+class TestPeer(ChunkSourceSuite):
+    """The suite over a peer that has everything, which the tracker knows."""
+
+    @pytest.fixture
+    def open_source(self, tmp_path: Path) -> Iterator[OpenSource]:
+        with start_blocking_portal() as portal, ExitStack() as stack:
+
+            async def open_source(stored: Mapping[str, bytes], refs: Sequence[ChunkRef]) -> ChunkSource:
+                giver = stack.enter_context(
+                    portal.wrap_async_context_manager(open_giver(tmp_path / name_of(os.urandom(8))))
+                )
+                for name, data in stored.items():
+                    giver.shelf.put(name, data)
+                return _Taker(giver.peer)
+
+            yield open_source
