@@ -3,8 +3,8 @@
 Theory. A bucket fills with bytes at a share of the bandwidth (30 %, training report), up to what comes in together in
 `burst_s`: a sandbox that begins may draw at once what it left alone before. Over any time longer than that the share
 holds. The bandwidth is set, or taken from what was fetched: bytes by the time in which at least one fetch was under
-way, whoever wanted it. A link that is shared or slow for a moment shows less than it can do, so that a higher value counts
-at once and a lower one by and by.
+way, whoever wanted it. A link that is shared or slow for a moment shows less than it can do, so that a higher value
+counts at once and a lower one by and by.
 """
 
 from __future__ import annotations
