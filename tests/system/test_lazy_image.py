@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import pytest
 
@@ -74,3 +75,24 @@ async def test_a_sandbox_of_a_pulled_image_outlives_its_node_and_who_serves_its_
         assert await _said(node, other, "ls /bin/wc") == "/bin/wc\n"
         for each in (box, other):
             await node.remove(each)
+
+
+def _wait_unmounted(daemon: LayerDaemon) -> None:
+    while daemon.mounted():
+        time.sleep(0.02)
+
+
+async def test_layers_go_with_their_last_sandbox_and_come_again_with_the_next(state_dir: Path) -> None:
+    objects = await _pulled(state_dir)
+    daemon = LayerDaemon(state_dir / "images/lazy", DaemonOptions(store_url=objects.url))
+    async with open_node(NodeSettings(state_dir=str(state_dir), store=objects.url, layers_kept_s=0.2)) as node:
+        for _ in range(2):
+            box = (await node.create(SandboxSpec(image="guest"))).sandbox_id
+            await node._layer_release.look()
+            await anyio.sleep(0.3)
+            await node._layer_release.look()
+            assert await _said(node, box, "echo here") == "here\n"
+            assert len(daemon.mounted()) == 1
+            await node.remove(box)
+            await anyio.to_thread.run_sync(_wait_unmounted, daemon)
+    await anyio.to_thread.run_sync(end_daemon, state_dir / "images/lazy")

@@ -37,6 +37,9 @@ class LazyLayers(Protocol):
     def unmount(self, manifest_id: str) -> bool:
         """Serve a layer no more, unless something of it is open."""
 
+    def mounted(self) -> frozenset[str]:
+        """Return the names of the manifests of all layers that are mounted now."""
+
     def revive(self) -> None:
         """See to it that layers which are mounted are served, should who served them have been killed. Raises nothing
         that is about them: whoever needs one is told.
@@ -54,6 +57,9 @@ class NoLazyLayers:
 
     def unmount(self, manifest_id: str) -> bool:
         return False
+
+    def mounted(self) -> frozenset[str]:
+        return frozenset()
 
     def revive(self) -> None:
         pass
@@ -113,9 +119,26 @@ class LayerMounts:
         """Return the hex digests of the layers that are mounted now."""
         return frozenset(target.rpartition("/")[2] for target in self._targets())
 
-    def unmount(self, hex_digest: str) -> bool:
-        """Unmount a layer; return False when a process holds something of it open."""
-        target = self._root / hex_digest
+    def left_over(self) -> frozenset[str]:
+        """Return the names of the manifests of lazy layers that are mounted and bound to no mount point of this store:
+        whoever bound them was killed before, or something of them was open when they were to be unmounted.
+        """
+        lazy = self._lazy.mounted()
+        return lazy - {self._manifest_of(hex_digest) for hex_digest in self.mounted()} if lazy else lazy
+
+    def _manifest_of(self, hex_digest: str) -> str:
+        try:
+            return read_record(self._layers / hex_digest).manifest
+        except StateCorruptedError:
+            return ""  # It is no layer of which more is known.
+
+    def unmount(self, name: str) -> bool:
+        """Unmount a layer, by its hexadecimal digest, or what is `left_over`, by its manifest; return False when a
+        process holds something of it open. The caller holds the writer lock.
+        """
+        target = self._root / name
+        if not target.exists():
+            return self._lazy.unmount(name)
         try:
             mounts.unmount(target)
         except OSError as error:
@@ -123,12 +146,8 @@ class LayerMounts:
                 raise
             return False
         target.rmdir()
-        try:
-            record = read_record(self._layers / hex_digest)
-        except StateCorruptedError:
-            return True  # It is no layer of which more is known.
-        if record.format is LayerFormat.LAZY:
-            self._lazy.unmount(record.manifest)
+        if manifest_id := self._manifest_of(name):
+            self._lazy.unmount(manifest_id)
         return True
 
     def _targets(self) -> frozenset[str]:

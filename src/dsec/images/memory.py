@@ -67,6 +67,9 @@ class MemoryImages:
         stack = stacked(images)
         return MountedImage(info=stack, layer_paths=tuple(_layer_path(layer.digest) for layer in stack.layers))
 
+    def mounted(self, names: Sequence[str]) -> MountedImage | None:
+        return self.mount(names)
+
     def mount_layers(self, digests: Sequence[str]) -> tuple[Path, ...]:
         missing = [digest for digest in digests if digest not in self._layers]
         if missing:
@@ -117,7 +120,7 @@ class MemoryImages:
     def remove(self, name: str) -> None:
         del self._images[self.get(name).name]
 
-    def release(self) -> None:
+    def release(self, *, idle_s: float = 0.0) -> None:
         """Nothing is mounted."""
 
     @staticmethod

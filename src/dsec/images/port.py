@@ -64,6 +64,9 @@ class ImageStore(Protocol):
             StateCorruptedError: a layer's file is missing or does not verify.
         """
 
+    def mounted(self, names: Sequence[str]) -> MountedImage | None:
+        """Return what `mount` would where that need not wait for anything; None: it may have to."""
+
     def mount_layers(self, digests: Sequence[str]) -> tuple[Path, ...]:
         """Mount layers by their digests, named or not, and return where each can be read.
 
@@ -95,8 +98,15 @@ class ImageStore(Protocol):
             ImageNotFoundError: no such name.
         """
 
-    def release(self) -> None:
-        """Unmount the layers that no live sandbox of this node uses."""
+    def release(self, *, idle_s: float = 0.0) -> None:
+        """Unmount the layers that no live sandbox of this node uses, and delete those that have no name. Blocks.
+
+        Safe beside creations: what `mount` or `mounted` returned stays mounted until the sandbox for which it was asked
+        counts as a user, provided that nothing is awaited in between.
+
+        Args:
+            idle_s: those stay that were used or asked for in so many last seconds.
+        """
 
 
 def layer_digest(path: Path) -> str:

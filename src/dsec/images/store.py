@@ -26,6 +26,7 @@ from dsec.images.below import Below
 from dsec.images.catalog import Catalog, image_id
 from dsec.images.durable import exclusive, full_disk_reported, sync_path, write_atomically
 from dsec.images.layer_mounts import LayerMounts, LazyLayers, NoLazyLayers
+from dsec.images.layer_use import LayerUse
 from dsec.images.layers import LayerRecord, hex_of
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.listing import directory_digest
@@ -52,11 +53,13 @@ class _CachedMount:
     """An answer of `mount`, with what must still be true for it to be given again.
 
     Attributes:
+        layers: hexadecimal digests of its layers.
         names: identity of each name's file: a name that moves gets a new file.
         devices: device number at each layer path: an unmounted one shows another.
     """
 
     mounted: MountedImage
+    layers: tuple[str, ...]
     names: tuple[tuple[Path, tuple[int, int]], ...]
     devices: tuple[tuple[Path, int], ...]
 
@@ -74,7 +77,9 @@ class LocalImageStore:
     Args:
         root: the directory, ``<state>/images``; made if missing.
         layers_in_use: digests of the layers that sandboxes use, or are about to; None: not known yet, so that nothing
-            may be unmounted or collected. Asked at once, since opening collects, and by `release` and `remove`.
+            may be unmounted or collected. Asked at once, since opening collects, and by `release` and `remove`; from
+            the thread that calls those, while no lock of the store is held. Sandboxes that were given a mount before it
+            is asked must be in the answer.
         layer_format: how to store new layers; None: EROFS where the host has it, otherwise directories.
         wall_s: wall clock, for `created_at_s`.
         lazy: mounts the layers that are loaded when touched.
@@ -106,10 +111,12 @@ class LocalImageStore:
         self._pins = Pins(self.root / "pins")
         self._cache: dict[tuple[str, ...], _CachedMount] = {}
         self._held: set[str] = set()
+        self._use = LayerUse()
         lazy.revive()
+        used = layers_in_use()
         with exclusive(self._lock):
             self._staging.sweep()
-            self._collect()
+            self._collect(used)
         self._delete_doomed()
 
     def close(self) -> None:
@@ -130,13 +137,20 @@ class LocalImageStore:
 
     def mount(self, names: Sequence[str]) -> MountedImage:
         """Mount the layers of the images `names`. See the port. Mounted already, it costs a few stat(2) calls."""
+        mounted = self.mounted(names)
+        if mounted is not None:
+            return mounted
         key = tuple(names)
-        cached = self._cache.get(key)
-        if cached is None or not cached.is_valid():
-            self._prepare(layer.digest for name in key for layer in self.get(name).layers)
-            with full_disk_reported("mounting an image"), exclusive(self._lock):
-                cached = self._mount(key)
-            self._cache[key] = cached
+        self._prepare(layer.digest for name in key for layer in self.get(name).layers)
+        with full_disk_reported("mounting an image"), exclusive(self._lock):
+            cached = self._cache[key] = self._mount(key)
+        return cached.mounted
+
+    def mounted(self, names: Sequence[str]) -> MountedImage | None:
+        """Return the images `names` where their layers are mounted; None: `mount` has work to do. See the port."""
+        cached = self._cache.get(tuple(names))
+        if cached is None or not self._use.touch(cached.layers) or not cached.is_valid():
+            return None
         return cached.mounted
 
     def _prepare(self, digests: Iterable[str]) -> None:
@@ -144,7 +158,15 @@ class LocalImageStore:
         for digest in digests:
             record = self._record(digest)
             if record.format is LayerFormat.LAZY:
+                self._use.touch([record.manifest])
                 self._mounts.prepare(record)
+
+    def _ensure(self, records: Sequence[LayerRecord]) -> tuple[Path, ...]:
+        """Make layers readable and keep whoever is about to unmount them from it. The caller holds the lock."""
+        names = [name for record in records for name in (hex_of(record.digest), record.manifest) if name]
+        self._use.touch(names)
+        self._use.stay(names)
+        return tuple(self._mounts.ensure(record) for record in records)
 
     def _mount(self, names: tuple[str, ...]) -> _CachedMount:
         if not names:
@@ -156,14 +178,17 @@ class LocalImageStore:
         stack = stacked(images)
         infos = stack.layers
         records = [layers.read_record(self._layers / hex_of(info.digest)) for info in infos]
-        targets = tuple(self._mounts.ensure(record) for record in records)
+        targets = self._ensure(records)
         if len(images) > 1:
             check_roots(images, {info.digest: target for info, target in zip(infos, targets, strict=True)})
         if not self._mounts.are_real:
             self._hold(info.digest for info in infos)
         devices = tuple((target, os.stat(target).st_dev) for target in targets)
         return _CachedMount(
-            MountedImage(info=stack, layer_paths=targets), identities, devices
+            MountedImage(info=stack, layer_paths=targets),
+            tuple(hex_of(info.digest) for info in infos),
+            identities,
+            devices,
         )
 
     def _hold(self, digests: Iterable[str]) -> None:
@@ -180,7 +205,7 @@ class LocalImageStore:
         self._prepare(digests)
         with full_disk_reported("mounting an image"), exclusive(self._lock):
             records = [self._record(digest) for digest in digests]
-            targets = tuple(self._mounts.ensure(record) for record in records)
+            targets = self._ensure(records)
             if not self._mounts.are_real:
                 self._hold(digests)
         return targets
@@ -340,29 +365,47 @@ class LocalImageStore:
     def remove(self, name: str) -> None:
         """Forget a name and collect what nothing refers to any more. See the port."""
         known = canonical_name(name)
+        used = self._layers_in_use()
         with exclusive(self._lock):
             if not self._catalog.delete(known):
                 raise not_found(known, self._catalog.names())
-            self._collect()
+            self._collect(used)
         self._delete_doomed()
 
-    def release(self) -> None:
+    def release(self, *, idle_s: float = 0.0) -> None:
         """Unmount the layers that no live sandbox uses, and collect. See the port."""
         self._lazy.revive()
-        with exclusive(self._lock):
+        leaving = self._use.leave(self._mounts.mounted() | self._mounts.left_over(), idle_s)
+        try:
+            # Without the lock: who answers may be waiting for it.
             used = self._layers_in_use()
-            if used is None:
-                return
-            for hex_digest in self._mounts.mounted() - {hex_of(digest) for digest in used}:
-                self._mounts.unmount(hex_digest)
-            self._pins.drop(sorted(self._held - used))
-            self._held &= used
-            self._collect()
+            if used is not None:
+                self._release(leaving, used)
+        finally:
+            self._use.stay(leaving)
         self._delete_doomed()
 
-    def _collect(self) -> None:
-        """Take away the layers that no name, mount, sandbox or live process refers to. The caller holds the lock."""
-        used = self._layers_in_use()
+    def _release(self, leaving: frozenset[str], used: frozenset[str]) -> None:
+        # What is used now was used now: it stays mounted for a while after its last sandbox.
+        in_use = [hex_of(digest) for digest in used]
+        self._use.touch(in_use)
+        self._use.stay(in_use)
+        for name in leaving:
+            # The lock for each: whoever waits to mount another layer need not wait for all of them.
+            with exclusive(self._lock):
+                if self._use.is_leaving(name):
+                    self._mounts.unmount(name)
+        with exclusive(self._lock):
+            self._pins.drop(sorted(self._held - used))
+            self._held &= used
+            self._collect(used)
+
+    def _collect(self, used: frozenset[str] | None) -> None:
+        """Take away the layers that no name, mount, sandbox or live process refers to. The caller holds the lock.
+
+        Args:
+            used: digests of the layers that sandboxes use. What they use since it was asked is mounted, or held.
+        """
         if used is None:
             return
         named = {hex_of(layer.digest) for image in self._catalog.images() for layer in image.layers}
@@ -426,11 +469,28 @@ class LocalImageStore:
         try:
             yield
         except BaseException:
+            self.let_go(digests)
+            raise
+
+    def let_go(self, digests: Sequence[str]) -> None:
+        """Give up layers that this process stored and does not name, and collect."""
+        used = self._layers_in_use()
+        with exclusive(self._lock):
+            self._pins.drop(digests)
+            self._collect(used)
+        self._delete_doomed()
+
+    @contextmanager
+    def protected(self, digests: Sequence[str]) -> Iterator[None]:
+        """Keep stored layers from being collected for the duration of the block, whatever happens to their names."""
+        with exclusive(self._lock):
+            for digest in digests:
+                self._pins.add(digest)
+        try:
+            yield
+        finally:
             with exclusive(self._lock):
                 self._pins.drop(digests)
-                self._collect()
-            self._delete_doomed()
-            raise
 
     def work_directory(self) -> AbstractContextManager[WorkDirectory]:
         """Return a private directory on the store's file system, for importers; a crash leaves nothing of it."""

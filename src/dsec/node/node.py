@@ -8,11 +8,13 @@ journal's.
 from __future__ import annotations
 
 import builtins
+import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
@@ -46,6 +48,7 @@ from dsec.node.core import Core, shielded
 from dsec.node.files import FileAccess, GuardedReader
 from dsec.node.fleet.fleet import Fleet
 from dsec.node.host import capacity
+from dsec.node.layer_release import LayerRelease
 from dsec.node.parts import NodeParts
 from dsec.node.pools.pools import Pools
 from dsec.node.recovery import Recovery
@@ -80,6 +83,8 @@ class Node:
         self.fleet = Fleet(core, self.state.migrate)
         """This node among its peers; see `dsec.service.fleet.FleetService`."""
         self._disk_full = DiskFull(core, self._base_room)
+        self._layer_release = LayerRelease(core)
+        self._thread = threading.get_ident()
         self._closed = False
 
     @classmethod
@@ -127,6 +132,7 @@ class Node:
         self._core.supervisor.start("lifetimes", self._lifetimes.run)
         self._core.supervisor.start("full disks", self._disk_full.run)
         self._core.supervisor.start("room of bases", self._base_room.run)
+        self._core.supervisor.start("unused layers", self._layer_release.run)
         self._core.supervisor.start("balance", self.fleet.run)
         migration_release.resume(self._core)
         self.migrations.resume()
@@ -137,9 +143,16 @@ class Node:
         return self._core.parts.node_id
 
     def layers_in_use(self) -> frozenset[str]:
-        """Digests of the image layers that sandboxes stand on."""
+        """Digests of the image layers that sandboxes stand on.
+
+        Asked from another thread it is answered by the node's own, where nobody is between a look at a mount and the
+        registration of a sandbox that uses it.
+        """
+        if threading.get_ident() != self._thread:
+            return anyio.from_thread.run_sync(self.layers_in_use)
         held = (*self._core.registry, *self._core.vacant.values())
-        used = {path for sandbox in held for path in sandbox.record.layer_paths} | self.migrations.layer_paths()
+        living = (sandbox for sandbox in held if sandbox.state is not SandboxState.STOPPED)
+        used = {path for sandbox in living for path in sandbox.record.layer_paths} | self.migrations.layer_paths()
         return frozenset(layer_digest(Path(path)) for path in used)
 
     async def aclose(self) -> None:

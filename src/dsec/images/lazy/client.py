@@ -98,9 +98,7 @@ class LayerDaemon:
     def mounted(self) -> frozenset[str]:
         """Return the names of the manifests of all layers that are mounted, whether or not a daemon runs."""
         return frozenset(
-            entry.target.rpartition("/")[2]
-            for entry in mounts_under(self.root / "mounts")
-            if entry.kind == "erofs"
+            entry.target.rpartition("/")[2] for entry in mounts_under(self.root / "mounts") if entry.kind == "erofs"
         )
 
     def configure(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import anyio
+import anyio.to_thread
 import msgspec
 import structlog
 
@@ -92,6 +93,9 @@ class Migrations:
     async def offer(self, offer: MigrationOffer) -> MigrationAccepted:
         core = self._core
         core.check_open()
+        check_offer(core, offer)
+        # Those that are loaded when touched wait for their metadata.
+        await anyio.to_thread.run_sync(core.parts.images.mount_layers, offer.layers)
         check_offer(core, offer)
         paths = core.parts.images.mount_layers(offer.layers)
         # Nothing is awaited until the place is taken.
