@@ -218,10 +218,16 @@ def test_a_layer_that_is_here_already_stays_as_it_is(hosts: Hosts, tmp_path: Pat
     assert {layer.format for layer in pulled.layers} == {LayerFormat.EROFS}
 
 
-@pytest.mark.parametrize("reference", ["", "mine:v1", "b3:", "b3:../../x", "b3:" + "g" * 64])
+@pytest.mark.parametrize("reference", ["b3:", "b3:../../x", "b3:" + "g" * 64])
 def test_what_is_no_reference_is_refused_in_words(hosts: Hosts, reference: str) -> None:
     with pytest.raises(InvalidRequestError, match="reference"):
         _pull(hosts.host("there"), reference, hosts.objects)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 300])
+def test_what_is_no_tag_either_is_refused_in_words(hosts: Hosts, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="name|long"):
+        _pull(hosts.host("there"), name, hosts.objects)
 
 
 def test_an_image_that_is_not_there_is_said(hosts: Hosts) -> None:
@@ -247,7 +253,7 @@ def test_a_document_that_lies_leaves_nothing(hosts: Hosts, changes: dict[str, An
     data = msgspec.json.encode(document)
     _run(lambda: hosts.objects.put(image_key(name_of(data)), data))
     there = hosts.host("there")
-    with pytest.raises(StateCorruptedError):
+    with pytest.raises((StateCorruptedError, CapabilityMissingError)):
         _pull(there, "b3:" + name_of(data), hosts.objects)
     assert there.list() == ()
 

@@ -15,6 +15,7 @@ from dsec.images.lazy.collection.opened import each
 from dsec.images.lazy.document import (
     IMAGES,
     MAXIMUM_DOCUMENT_BYTES,
+    SCHEME,
     ImageDocument,
     decode_document,
     image_key,
@@ -119,7 +120,10 @@ async def resolve_tag(store: ObjectStore, name: str) -> str:
 
 async def resolve(store: ObjectStore, image: str) -> str:
     """Return the reference of an image that is named by its reference or by a tag. Raises as `resolve_tag`."""
-    return image if is_reference(image) else await resolve_tag(store, image)
+    if image.startswith(SCHEME):
+        name_in(image)  # Nobody means a tag by what looks like a reference and is none.
+        return image
+    return await resolve_tag(store, image)
 
 
 async def unpublish(store: ObjectStore, image: str) -> str:
@@ -134,15 +138,13 @@ async def unpublish(store: ObjectStore, image: str) -> str:
         ObjectNotFoundError: there is no such tag or image.
         InvalidRequestError: tags mean the image that was given by its reference.
     """
+    reference = await resolve(store, image)
     if not is_reference(image):
-        reference = await resolve_tag(store, image)
         await store.delete([tag_key(image)])
-    else:
-        reference = image
-        if tags := await tags_of(store, reference):
-            raise InvalidRequestError(
-                f"{image} is tagged {', '.join(tags[:5])}", resolution="unpublish its tags: it goes with the last one"
-            )
+    elif tags := await tags_of(store, reference):
+        raise InvalidRequestError(
+            f"{image} is tagged {', '.join(tags[:5])}", resolution="unpublish its tags: it goes with the last one"
+        )
     key = image_key(name_in(reference))
     if await tags_of(store, reference):
         return ""
@@ -202,7 +204,7 @@ async def references(store: ObjectStore) -> AsyncIterator[tuple[str, float]]:
     async for info in store.list(IMAGES):
         name = info.key.removeprefix(IMAGES).removesuffix(".json")
         if is_name(name) and info.key == image_key(name):
-            yield f"b3:{name}", info.modified_at_s
+            yield f"{SCHEME}{name}", info.modified_at_s
 
 
 async def pin(store: ObjectStore, host: str, manifests: Iterable[str]) -> None:
