@@ -1,0 +1,240 @@
+"""A tracker, as traces: who is told what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from dsec.distribution.messages import Announcement, FailureKind, LayerChange, Lookup
+from dsec.distribution.policy import ChoicePolicy, TrackerPolicy
+
+LAYER = "a" * 64
+MakeSwarm = Any
+Swarm = Any
+
+
+def name_of(number: int) -> str:
+    return f"{number:064x}"
+
+
+def test_the_first_who_asks_gets_the_origin_and_the_others_are_told_to_wait_for_it(swarm: Swarm) -> None:
+    swarm.join("a", "b", "c")
+    assert swarm.ask("a").origin
+    for name in ("b", "c"):
+        answer = swarm.ask(name)
+        assert not answer.origin
+        assert answer.peers[0].pending
+    assert swarm.ask("b").peers[0].node in ("a", "c")
+
+
+def test_five_hundred_who_ask_at_once_load_the_origin_once(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    names = [f"n{number}" for number in range(500)]
+    swarm.join(*names)
+    answers = [swarm.ask(name) for name in names]
+    assert sum(answer.origin for answer in answers) == 1
+    assert all(answer.peers for answer in answers if not answer.origin)
+    followers = Counter(answer.peers[0].node for answer in answers if answer.peers)
+    assert max(followers.values()) <= swarm.policy.choice.fanout
+
+
+def test_those_who_wait_form_no_circle(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    names = [f"n{number}" for number in range(40)]
+    swarm.join(*names)
+    parents: dict[str, str] = {}
+    for turn in range(6):
+        for name in names[turn:] + names[:turn]:
+            failures = [(parents[name], FailureKind.BUSY)] if parents.get(name) else []
+            answer = swarm.ask(name, 1, *failures)
+            parents[name] = answer.peers[0].node if answer.peers else ""
+            assert not any(peer.pending for peer in answer.peers[1:])
+    for name in names:
+        seen = set()
+        while name and name not in seen:
+            seen.add(name)
+            name = parents[name]
+        assert not name
+
+
+def test_holders_are_proposed_before_those_who_are_fetching(swarm: Swarm) -> None:
+    swarm.join("a", has=(1,))
+    swarm.join("b", "c")
+    assert [swarm.ask("b").peers[0].node, swarm.ask("c").peers[0].node] == ["a", "a"]
+    assert not swarm.ask("c").peers[0].pending
+
+
+def test_a_burst_does_not_fall_on_the_best_peer_alone(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.join("fast", has=(1,), bandwidth=10**10)
+    swarm.join(*(f"s{number}" for number in range(7)), has=(1,), bandwidth=10**9)
+    swarm.join(*(f"n{number}" for number in range(16)))
+    asked = Counter(swarm.ask(f"n{number}").peers[0].node for number in range(16))
+    assert asked["fast"] <= swarm.members["fast"].slots
+    assert len(asked) >= 5
+
+
+def test_weights_say_whether_bandwidth_or_load_counts(make_swarm: MakeSwarm) -> None:
+    for weights, expected in (((1.0, 0.0), "fast"), ((0.0, 1.0), "idle")):
+        choice = ChoicePolicy(bandwidth_weight=weights[0], load_weight=weights[1])
+        swarm = make_swarm(TrackerPolicy(choice=choice))
+        swarm.join("fast", has=(1,), bandwidth=10**10, uploads=3)
+        swarm.join("idle", has=(1,), bandwidth=10**9)
+        swarm.join("n")
+        assert swarm.ask("n").peers[0].node == expected
+
+
+def test_a_dead_grantee_stalls_nobody(swarm: Swarm) -> None:
+    swarm.join("a", "b", "c")
+    assert swarm.ask("a").origin
+    assert swarm.ask("b").peers[0].node == "a"
+    again = swarm.ask("b", 1, ("a", FailureKind.UNREACHABLE))
+    assert again.origin or again.peers[0].node == "c"
+    assert swarm.ask("c").peers[0].node in ("a", "b")
+
+
+def test_a_grant_that_nothing_came_of_ends(swarm: Swarm) -> None:
+    swarm.join("a", "b")
+    assert swarm.ask("a").origin
+    swarm.pass_time(swarm.policy.flight_s + 1)
+    assert swarm.ask("b").origin
+
+
+def test_no_more_than_a_few_go_to_the_origin_however_many_complain(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    names = [f"n{number}" for number in range(100)]
+    swarm.join("a", *names)
+    assert swarm.ask("a").origin
+    granted = 0
+    for name in names:
+        answer = swarm.ask(name)
+        for _ in range(3):
+            if not answer.peers:
+                break
+            answer = swarm.ask(name, 1, (answer.peers[0].node, FailureKind.MISSING))
+        granted += answer.origin
+    assert granted <= swarm.policy.extra_grants
+
+
+def test_what_a_node_gained_is_proposed_and_what_it_lost_is_not(swarm: Swarm) -> None:
+    swarm.join("a", "b")
+    swarm.gain("a", 1, 2)
+    assert swarm.ask("b", 2).peers[0].node == "a"
+    swarm.members["a"].held[LAYER].discard(name_of(2))
+    swarm.members["a"].announcer.lost(LAYER, [name_of(2)])
+    swarm.announce("a")
+    assert swarm.ask("b", 2).origin
+    assert swarm.ask("b", 1).peers[0].node == "a"
+
+
+def test_a_layer_that_is_all_there_needs_no_list(swarm: Swarm) -> None:
+    swarm.join("a", has=(1,))
+    swarm.join("b")
+    swarm.members["a"].held[LAYER] = None
+    swarm.members["a"].announcer.completed(LAYER)
+    swarm.announce("a")
+    assert swarm.ask("b", 77).peers[0].node == "a"
+    assert swarm.tracker.statistics(swarm.now_s).entries == 0
+    swarm.members["a"].held.clear()
+    swarm.members["a"].announcer.removed(LAYER)
+    swarm.announce("a")
+    assert swarm.ask("b", 78).origin
+
+
+def test_a_lost_announcement_is_noticed_and_everything_is_told_again(swarm: Swarm) -> None:
+    swarm.join("a", "b")
+    member = swarm.members["a"]
+    member.held[LAYER] = {name_of(1), name_of(2)}
+    member.announcer.gained(LAYER, [name_of(1)])
+    lost = member.announcer.make({}, upload_bytes_per_s=1, upload_slots=4, uploads=0)
+    member.announcer._sent = None  # It was lost on the way, and its sender believes otherwise.
+    assert lost.sequence == 2
+    member.announcer.gained(LAYER, [name_of(2)])
+    assert swarm.announce("a").resend
+    assert [swarm.ask("b", number).peers[0].node for number in (1, 2)] == ["a", "a"]
+
+
+def test_an_announcement_that_comes_twice_counts_once(swarm: Swarm) -> None:
+    change = (LayerChange(layer=LAYER, gained=(name_of(1),)),)
+    message = Announcement(node="a", address="x", life="l", sequence=1, full=True, upload_slots=1, changes=change)
+    for _ in range(2):
+        assert not swarm.tracker.announce(message, swarm.now_s).resend
+    assert swarm.tracker.statistics(swarm.now_s).entries == 1
+
+
+def test_nodes_announce_themselves_to_a_tracker_that_began_anew(swarm: Swarm) -> None:
+    swarm.join("a", has=(1,))
+    swarm.join("b")
+    swarm.restart_tracker()
+    reply = swarm.tracker.look_up(Lookup(node="b", layer=LAYER, chunks=(name_of(1),)), swarm.now_s)
+    assert reply.resend
+    assert reply.answers[0].origin
+    assert swarm.announce("a").resend
+    swarm.announce("b")
+    assert swarm.ask("b").peers[0].node == "a"
+
+
+def test_who_says_nothing_is_forgotten_with_all_that_it_had(swarm: Swarm) -> None:
+    swarm.join("a", has=(1,))
+    swarm.now_s += swarm.policy.lease_s + 1
+    swarm.join("b")
+    assert swarm.ask("b").origin
+    swarm.tracker.expire(swarm.now_s)
+    seen = swarm.tracker.statistics(swarm.now_s)
+    assert (seen.nodes, seen.entries, seen.chunks) == (1, 0, 0)
+
+
+def test_a_new_life_replaces_the_old_one(swarm: Swarm) -> None:
+    swarm.join("a", has=(1,))
+    swarm.join("b")
+    fresh = Announcement(node="a", address="y", life="second", sequence=1, full=True, upload_slots=4)
+    assert not swarm.tracker.announce(fresh, swarm.now_s).resend
+    assert swarm.ask("b").origin
+
+
+def test_who_sends_nothing_is_proposed_to_nobody(swarm: Swarm) -> None:
+    swarm.join("a", has=(1,), slots=0)
+    swarm.join("b", "c")
+    assert swarm.ask("b").origin
+    assert swarm.ask("c").peers[0].node == "b"
+
+
+def test_when_all_are_full_one_waits_and_the_origin_is_left_alone(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(TrackerPolicy(waiting=0, choice=ChoicePolicy(fanout=1)))
+    swarm.join("a", has=(1,), slots=1)
+    swarm.join("b", "c", "d", slots=0)
+    assert swarm.ask("b").peers[0].node == "a"
+    told = swarm.ask("c")
+    # Nobody fetches it from the origin yet, so that one may.
+    assert told.origin or told.wait_s > 0
+
+
+def test_a_tracker_keeps_no_more_than_its_bounds(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm(TrackerPolicy(nodes=3, chunks_a_node=10, entries=25, layers_a_node=2))
+    for number in range(5):
+        change = (LayerChange(layer=LAYER, gained=tuple(name_of(each) for each in range(50))),)
+        message = Announcement(
+            node=f"n{number}", address="x", life="l", sequence=1, full=True, upload_slots=1, changes=change
+        )
+        answer = swarm.tracker.announce(message, swarm.now_s)
+        assert answer.resend or answer.unlisted >= 40
+    seen = swarm.tracker.statistics(swarm.now_s)
+    assert (seen.nodes, seen.entries) == (3, 25)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_node_is_sent_to_much_more_often_than_others(make_swarm: MakeSwarm, seed: int) -> None:
+    swarm = make_swarm(seed=seed)
+    names = [f"n{number}" for number in range(8)]
+    swarm.join(*names)
+    sent: Counter[str] = Counter()
+    for number in range(60):
+        for name in names[number % 8 :] + names[: number % 8]:
+            answer = swarm.ask(name, number)
+            if answer.peers:
+                sent[answer.peers[0].node] += 1
+        for name in names:
+            swarm.gain(name, number)
+    assert max(sent.values()) <= 2 * sum(sent.values()) / len(names)
