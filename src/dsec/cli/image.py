@@ -31,6 +31,9 @@ _EXISTING = click.Path(path_type=Path)
     cls=LazyGroup,
     context_settings=HELP_OPTIONS,
     lazy={
+        "trace": Lazy("dsec.cli.image_prefetch:trace", "Record what of an image a command reads."),
+        "stats": Lazy("dsec.cli.image_prefetch:stats", "Say what of images was read, and what came for nothing."),
+        "prefetch": Lazy("dsec.cli.image_prefetch:prefetch", "Bring what will be read of an image before it is."),
         "publish": Lazy("dsec.cli.image_sharing:publish", "Put an image into the object store, for other hosts."),
         "verify": Lazy("dsec.cli.image_sharing:verify", "Check an image: manifest, layers, chunks."),
         "pull": Lazy("dsec.cli.image_sharing:pull", "Make a published image known here; its bytes come when touched."),

@@ -1,0 +1,135 @@
+"""`dsec image trace`, `stats` and `prefetch`: what of an image is read first, what was read, and bringing it before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dsec.cli.context import Options, pass_options
+from dsec.cli.image import opened_store
+from dsec.cli.parameters import duration, json_option
+
+if TYPE_CHECKING:
+    from dsec.images.lazy.client import LayerDaemon
+    from dsec.images.lazy.traces import Trace
+    from dsec.images.store import LocalImageStore
+
+
+@click.command(name="trace", context_settings={"ignore_unknown_options": True})
+@click.argument("name", metavar="IMAGE")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 100), help="Runs, laid over each other.")
+@click.option("--first", is_flag=True, help="Keep it as that of the image's first use, whatever that will be.")
+@click.option("--timeout", default="10m", show_default=True, metavar="TIME", help="Of each run.")
+@json_option
+@pass_options
+def trace(
+    options: Options, name: str, argv: tuple[str, ...], repeat: int, first: bool, timeout: str, as_json: bool
+) -> None:
+    """Record what COMMAND reads of IMAGE, in a sandbox with cold layers, and keep it: prefetches go by it.
+
+    Each program has one trace in an image: its name counts, whatever its arguments. `dsec image publish` publishes
+    traces with the image. Needs root.
+    """
+    import msgspec
+
+    from dsec.cli.image_tracing import TraceOrder, record_trace
+    from dsec.cli.output import working
+    from dsec.cli.settings import load
+    from dsec.images.lazy.traces import FIRST_USE, TraceShelf
+
+    settings = msgspec.structs.replace(load(options).settings, state_dir=str(options.state_dir.absolute()))
+    with opened_store(options) as images, working(f"running {argv[0]} in {name}"):
+        order = TraceOrder(image=name, argv=argv, repeat=repeat, timeout_s=duration(timeout), settings=settings)
+        made = options.run_alone(lambda: record_trace(images, order))
+        if first:
+            made = msgspec.structs.replace(made, command=FIRST_USE)
+        TraceShelf(images.root).put(made)
+    _show_trace(made, as_json)
+
+
+def _show_trace(made: Trace, as_json: bool) -> None:
+    from dsec.base.units import format_size
+    from dsec.cli.output import print_fields, print_json
+
+    if as_json:
+        print_json(made)
+        return
+    layers = sum(layer.size_bytes for layer in made.layers)
+    chunks = made.chunks()
+    fields = [
+        ("command", made.command or "(first use)"),
+        ("read", f"{format_size(made.read_bytes)} of {format_size(layers)}, beside metadata"),
+        ("chunks", f"{len(chunks)}, in {len(made.reads)} runs of blocks"),
+        ("runs", str(made.runs)),
+    ]
+    print_fields(fields)
+
+
+@click.command(name="stats")
+@click.argument("name", required=False, metavar="[IMAGE]")
+@json_option
+@pass_options
+def stats(options: Options, name: str | None, as_json: bool) -> None:
+    """Say how much of each image was read, came before it was read, came for nothing, was fetched, and is here.
+
+    Of whole chunks; what the kernel read ahead counts as read. Layers that are wholly here are read without us: of
+    them only what was read before that is known.
+    """
+    from dsec.cli.output import print_json, print_table
+    from dsec.images.lazy.image_use import image_uses
+
+    with opened_store(options) as images:
+        chosen = images.list() if name is None else (images.get(name),)
+        uses = image_uses(images, chosen, _daemon(options, images))
+    if as_json:
+        print_json(uses)
+        return
+    columns = ["image", "size", "touched", "prefetched", "wasted", "fetched", "cached", "traces"]
+    print_table(columns, [use.row() for use in uses])
+
+
+@click.command(name="prefetch")
+@click.argument("name", metavar="IMAGE")
+@click.option("--all", "everything", is_flag=True, help="All of it, what traces name first.")
+@click.option("--command", "commands", multiple=True, metavar="PROGRAM", help="What this program reads; up to three.")
+@click.option("--full-speed", is_flag=True, help="Do not keep to the share of the bandwidth that prefetches have.")
+@click.option("--no-wait", is_flag=True, help="Return at once; the layer daemon goes on.")
+@json_option
+@pass_options
+def prefetch(
+    options: Options,
+    name: str,
+    everything: bool,
+    commands: tuple[str, ...],
+    full_speed: bool,
+    no_wait: bool,
+    as_json: bool,
+) -> None:
+    """Bring what will be read of IMAGE before it is: what its traces name, or all of it.
+
+    Reads of sandboxes come first. Interrupted, it ends after what is under way.
+    """
+    from dsec.cli.image_prefetching import PrefetchOrder, bring
+    from dsec.cli.output import note, print_json
+
+    order = PrefetchOrder(
+        image=name, everything=everything, commands=commands, is_limited=not full_speed, waits=not no_wait
+    )
+    with opened_store(options) as images:
+        done = bring(images, _daemon(options, images), order)
+    if as_json:
+        print_json(done)
+    else:
+        note(f"{done.wanted} chunks wanted: {done.here} were here, {done.brought} came, {done.failed} could not be had")
+    if done.failed:
+        click.get_current_context().exit(1)
+
+
+def _daemon(options: Options, images: LocalImageStore) -> LayerDaemon:
+    from dsec.cli.image import store_url
+    from dsec.images.lazy.client import LAZY, LayerDaemon
+    from dsec.images.lazy.daemon_options import DaemonOptions
+
+    return LayerDaemon(images.root / LAZY, DaemonOptions(store_url=store_url(options)))
