@@ -1,0 +1,68 @@
+"""Chunks of one layer in a blob of a registry: ``oci://HOST[:PORT]/REPOSITORY@sha256:DIGEST``
+(docs/formats/registry-image.md). A driver of `ChunkSource`."""
+
+from __future__ import annotations
+
+import anyio
+from anyio.lowlevel import RunVar
+
+from dsec.base.errors import DsecError, PermissionDeniedError, StoreUnavailableError, UnauthorizedError
+from dsec.images.lazy.source import DEFAULT_TIMEOUT_S
+from dsec.images.lazy.stored import ChunkRef
+from dsec.images.registry.blobs import read_range
+from dsec.images.registry.client import RegistryClient
+from dsec.images.registry.reference import parse_blob_url
+
+_clients: RunVar[dict[str, RegistryClient]] = RunVar("dsec_registry_clients")
+"""By host, for each event loop: layers of one registry share connections, tokens, and patience where it asks for it."""
+
+
+class RegistrySource:
+    """Chunks of one layer in one blob.
+
+    Args:
+        url: ``oci://HOST[:PORT]/REPOSITORY@sha256:DIGEST``.
+        client: of that registry, which the caller closes; None: one that all sources of an event loop share, made at
+            the first fetch and never closed.
+
+    Raises:
+        InvalidRequestError: that is no such URL.
+    """
+
+    def __init__(self, url: str, client: RegistryClient | None = None) -> None:
+        self.name = url
+        self._repository, self._digest = parse_blob_url(url)
+        self._client = client
+
+    async def fetch(self, ref: ChunkRef, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        """See the port."""
+        client = self._client or _shared(self._repository.host)
+        try:
+            with anyio.fail_after(timeout_s):
+                return await read_range(client, self._repository, self._digest, ref.blob_start, ref.stored_bytes)
+        except TimeoutError as error:
+            raise StoreUnavailableError(
+                f"{self.name} gave no chunk {ref.id[:12]} within {timeout_s:g} s",
+                resolution="see whether the registry is up, and what is between it and this host",
+            ) from error
+        except (UnauthorizedError, PermissionDeniedError) as error:
+            # A login may have ended, and may be made again: nothing is wrong with the layer.
+            raise StoreUnavailableError(error.brief, detail=error.detail, resolution=error.resolution) from error
+
+    def blame(self, ref: ChunkRef, error: DsecError) -> None:
+        """See the port: there is nobody behind this source whom to shun."""
+
+
+def _shared(host: str) -> RegistryClient:
+    clients = _clients.get(None)
+    if clients is None:
+        clients = {}
+        _clients.set(clients)
+    if host not in clients:
+        clients[host] = RegistryClient(host)
+    return clients[host]
+
+
+def open_registry_source(url: str) -> RegistrySource:
+    """Open the blob of a layer as a source of chunks. Nothing is asked of the registry yet."""
+    return RegistrySource(url)
