@@ -98,6 +98,11 @@ class LayerCache:
             layer = self._layers.get(manifest_id)
             return None if layer is None else layer.manifest
 
+    def layers(self) -> tuple[CachedLayer, ...]:
+        """Return the layers of which something is there."""
+        with self._mutex:
+            return tuple(self._layers.values())
+
     def held(self, manifest_id: str) -> tuple[int, bool]:
         """Return how many content bytes of a layer are here, and whether that is all of it."""
         with self._mutex:

@@ -186,7 +186,7 @@ class CachedLayer:
         Returns:
             How many were read, and the numbers of those that were forgotten.
         """
-        there = self._positions()
+        there = self.positions()
         bad = [position for position in there if not self._is_sound(position)]
         self._forget(bad)
         return len(there), bad
@@ -211,7 +211,8 @@ class CachedLayer:
             # With blocks of its own, so that a disk that is full later does not keep us from recording.
             os.posix_fallocate(self._record, 0, self._count)
 
-    def _positions(self) -> list[int]:
+    def positions(self) -> list[int]:
+        """Return the numbers of what is there, `METADATA` included."""
         with self._lock:
             return sorted(self._there)
 

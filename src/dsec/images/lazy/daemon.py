@@ -51,6 +51,7 @@ from dsec.images.lazy.daemon_wire import (
 from dsec.images.lazy.fetching import LayerEvent
 from dsec.images.lazy.layer_mounts import LazyMounts
 from dsec.images.lazy.origins import Origins
+from dsec.images.lazy.peers.service import open_peer_side
 from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
 from dsec.images.lazy.touches import Touches
 from dsec.images.staging import remove_tree
@@ -184,7 +185,8 @@ def _server(root: Path, options: DaemonOptions, mount: FuseMount) -> LayerServer
     cache = LayerCache(root / "cache", limit_bytes=options.cache_limit_bytes)
     events = EventFile(root / "events.jsonl")
     behaviour = LayerServerOptions(on_event=events.add, touches=Touches(root / "touches"), prefetch=options.prefetch)
-    return LayerServer(cache, mount, options=behaviour, origins=Origins(options.store_url))
+    neighbours = None if options.peers is None else partial(open_peer_side, root, options.peers, events.add)
+    return LayerServer(cache, mount, options=behaviour, origins=Origins(options.store_url), neighbours=neighbours)
 
 
 class EventFile:

@@ -16,6 +16,7 @@ from dsec.base.errors import StateCorruptedError
 from dsec.distribution.prefetch import PrefetchSettings
 from dsec.images.durable import write_atomically
 from dsec.images.lazy.cache import DEFAULT_LIMIT_BYTES
+from dsec.images.lazy.peers.settings import PeerSettings
 
 _FILE = "options.json"
 
@@ -28,12 +29,14 @@ class DaemonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         cache_limit_bytes: bound on content bytes of its cache.
         idle_s: how long it goes on without a mounted layer.
         prefetch: how chunks are brought before they are read.
+        peers: how chunks are given to other nodes and taken from them; None: they are not.
     """
 
     store_url: str
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
     idle_s: float = 60.0
     prefetch: PrefetchSettings = PrefetchSettings()
+    peers: PeerSettings | None = None
 
 
 def write_options(root: Path, options: DaemonOptions) -> None:

@@ -10,16 +10,17 @@ import enum
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from dsec.base.errors import DsecError, StoreUnavailableError
+from dsec.base.errors import DsecError, ObjectNotFoundError, StoreUnavailableError
 from dsec.distribution.prefetch_budget import BandwidthMeter
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import METADATA, CachedLayer
-from dsec.images.lazy.source import ChunkSource, fetch_verified
+from dsec.images.lazy.source import PEERS, ChunkSource, Neighbours, fetch_verified
 from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
 from dsec.images.lazy.touches import Touches
 from dsec.model.value import Value
@@ -39,6 +40,8 @@ class LayerEventKind(enum.Enum):
     """A read was answered with EIO."""
     SOURCE_FAILED = "source_failed"
     """A source did not answer, or gave what does not verify."""
+    BAD_PEER = "bad_peer"
+    """A node gave something else for a chunk, and is not asked for it again; `source` is its id."""
     NOT_KEPT = "not_kept"
     """A chunk was served and not kept: there is no room for it."""
     COMPLETE = "complete"
@@ -100,6 +103,7 @@ class Fetcher:
         meter: told how long it took.
         waiting_reads: reads that wait for a chunk now.
         on_idle: called when no read waits any more.
+        neighbours: told what came; None: there are none.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class Fetcher:
         self.meter = BandwidthMeter()
         self.waiting_reads = 0
         self.on_idle: Callable[[], None] = _nothing
+        self.neighbours: Neighbours | None = None
 
     async def read(self, layer: CachedLayer, start: int, length: int) -> bytes:
         """Return a range of a layer's file, fetching what is missing.
@@ -240,18 +245,27 @@ class Fetcher:
 
     async def _fetch(self, layer: CachedLayer, ref: ChunkRef, start: int, length: int) -> bytes:
         def report(source: str, error: DsecError) -> None:
+            if source == PEERS and isinstance(error, ObjectNotFoundError):
+                return
             self._say(layer, LayerEventKind.SOURCE_FAILED, start, length, error, source)
 
         sources = await self._sources_of(layer)
         self.meter.began(anyio.current_time())
         received_bytes = 0
         try:
-            content = await fetch_verified(sources, ref, timeout_s=self._timeout_s, report=report)
+            content = await fetch_verified(
+                sources, ref, timeout_s=self._timeout_s, report=report, passed=self._passed(layer, ref)
+            )
             received_bytes = ref.stored_bytes
         finally:
             self.meter.ended(anyio.current_time(), received_bytes)
+            if not received_bytes and self.neighbours is not None:
+                self.neighbours.failed(ref)
         self.fetched_bytes += len(content)
         return content
+
+    def _passed(self, layer: CachedLayer, ref: ChunkRef) -> Callable[[bytes], Awaitable[None]] | None:
+        return None if self.neighbours is None else partial(self.neighbours.came, layer.manifest.id, ref)
 
     def _remember(self, layer: CachedLayer, position: int, content: bytes) -> None:
         self._unkept[(layer.manifest.id, position)] = content

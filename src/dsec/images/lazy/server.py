@@ -14,7 +14,7 @@ import math
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from dsec.images.lazy.fetching import Fetcher, LayerEvent, LayerEventKind, layer
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.origins import Origins
 from dsec.images.lazy.prefetching import Prefetching, open_prefetching
-from dsec.images.lazy.source import ChunkSource
+from dsec.images.lazy.source import ChunkSource, Neighbours
 from dsec.images.lazy.touches import LayerTouches, LayerUse, Touch, Touches
 from dsec.linux.fuse import FuseMount, FuseSession, ReadOnlyFiles, ReadRequest
 
@@ -71,6 +71,7 @@ class LayerServer:
         sources: of chunks of every layer, asked one after the other, before the layer's origins.
         options: how it behaves.
         origins: opens the origins of layers; None: they are not asked.
+        neighbours: opens the peers of this node, which are asked first; None: it has none.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class LayerServer:
         options: LayerServerOptions = LayerServerOptions(),
         *,
         origins: Origins | None = None,
+        neighbours: Callable[[LayerCache], AbstractAsyncContextManager[Neighbours]] | None = None,
     ) -> None:
         self.cache = cache
         self.mount = mount
@@ -107,6 +109,9 @@ class LayerServer:
             )
             self._fetcher: Fetcher = stack.enter_context(self._portal.wrap_async_context_manager(opening))
             self._fetcher.touches = self._touches
+            if neighbours is not None:
+                opened = self._portal.wrap_async_context_manager(neighbours(cache))
+                self._fetcher.neighbours = stack.enter_context(opened)
             ahead = open_prefetching(self._fetcher, self._layers.get, options.prefetch, on_event=options.on_event)
             self._prefetching: Prefetching = stack.enter_context(self._portal.wrap_async_context_manager(ahead))
             self._stack = stack.pop_all()
@@ -129,9 +134,11 @@ class LayerServer:
         return self._fetcher.fetched_bytes
 
     async def _sources_of(self, layer: CachedLayer) -> Sequence[ChunkSource]:
+        neighbours = self._fetcher.neighbours
+        first = self._sources if neighbours is None else (neighbours.source(layer.manifest.id), *self._sources)
         if self._origins is None:
-            return self._sources
-        return (*self._sources, *await self._origins.sources(layer.origins))
+            return first
+        return (*first, *await self._origins.sources(layer.origins))
 
     def show(self, manifest: LayerManifest, origins: Sequence[str] = ()) -> Path:
         """Show a layer as a file, with its metadata here, and return the file. Holds it until `hide`. Idempotent.

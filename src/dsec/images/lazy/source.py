@@ -13,7 +13,7 @@ Contract of every driver:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import anyio.to_thread
@@ -23,6 +23,8 @@ from dsec.images.lazy.stored import MAXIMUM_STORED_BYTES, ChunkRef, decode
 from dsec.stores.objects import ObjectStore
 
 DEFAULT_TIMEOUT_S = 30.0
+PEERS = "peers"
+"""Name of the source that stands for all peers. That they have not got a chunk is nothing to tell anybody."""
 
 
 class ChunkSource(Protocol):
@@ -46,6 +48,19 @@ class ChunkSource(Protocol):
             ref: what was asked for.
             error: what was found; a `StateCorruptedError`.
         """
+
+
+class Neighbours(Protocol):
+    """Other nodes that give chunks, and are given ours. Called from one event loop."""
+
+    def source(self, layer: str) -> ChunkSource:
+        """Return them as a source, named `PEERS`, of the chunks of the layer with this manifest."""
+
+    async def came(self, layer: str, ref: ChunkRef, stored: bytes) -> None:
+        """Take notice of a chunk that came, from whomever, and was verified."""
+
+    def failed(self, ref: ChunkRef) -> None:
+        """Take notice that a chunk did not come."""
 
 
 class MemorySource:
@@ -116,6 +131,7 @@ async def fetch_verified(
     *,
     timeout_s: float,
     report: Callable[[str, DsecError], None] = _nobody,
+    passed: Callable[[bytes], Awaitable[None]] | None = None,
 ) -> bytes:
     """Return a chunk's content from the first source that has it, verified.
 
@@ -124,6 +140,7 @@ async def fetch_verified(
         ref: what is wanted.
         timeout_s: for each of them.
         report: told the name of each source that failed and how, also when a later one has the chunk.
+        passed: given the stored chunk as it came, once it is verified.
 
     Raises:
         StateCorruptedError: somebody gave something else, and nobody the chunk; names them.
@@ -134,10 +151,14 @@ async def fetch_verified(
     for source in sources:
         try:
             stored = await source.fetch(ref, timeout_s=timeout_s)
-            return await _verified(source, ref, stored)
+            content = await _verified(source, ref, stored)
         except (ObjectNotFoundError, StateCorruptedError, StoreUnavailableError) as error:
             failures.append(error)
             report(source.name, error)
+        else:
+            if passed is not None:
+                await passed(stored)
+            return content
     raise _worst(ref, failures)
 
 

@@ -28,13 +28,11 @@ from dsec.distribution.messages import Answer, Candidate, Failure, FailureKind, 
 from dsec.distribution.policy import AcquisitionPolicy, SuspicionPolicy
 from dsec.distribution.suspicion import Suspicion
 from dsec.images.lazy.peers.calling import Caller, PeerFailedError
-from dsec.images.lazy.source import DEFAULT_TIMEOUT_S
+from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, PEERS
 from dsec.images.lazy.stored import ChunkRef
 from dsec.model.peer import Peer
 from dsec.model.value import Value
 
-PEERS = "peers"
-"""The name of this source: which peer it was is told by `OnBadPeer`."""
 _GIVEN = 1024
 _CALLERS = 128
 _NEIGHBOURS = 8
