@@ -222,6 +222,9 @@ def test_waiting_takes_no_slot_until_the_chunk_is_there() -> None:
     assert uploads.sending == 0
     assert uploads.advance(held[0]) is None
     assert isinstance(uploads.advance(held[1]), Refused)
+    assert uploads.held == 1
+    uploads.end(held[0])
+    assert uploads.advance(held[1]) is None
     for upload in held:
         uploads.end(upload)
     assert (uploads.sending, uploads.held) == (0, 0)

@@ -188,8 +188,19 @@ async def test_one_that_does_not_come_after_all_is_missing(tmp_path: Path) -> No
         assert giver.uploads.held == 0
 
 
-async def test_more_than_it_sends_at_a_time_is_refused_at_once(tmp_path: Path) -> None:
-    async with open_giver(tmp_path, UploadPolicy(slots=1, bytes_per_s=1, burst_bytes=1)) as giver:
+async def test_more_than_it_sends_at_a_time_waits_its_turn(tmp_path: Path) -> None:
+    async with open_giver(tmp_path, UploadPolicy(slots=1), ChunkServerLimits(queue_s=60.0)) as giver:
+        refs = [giver.keep(os.urandom(1 << 20)) for _ in range(6)]
+        async with anyio.create_task_group() as group:
+            for ref in refs:
+                group.start_soon(_ignored, giver, ref)
+        assert (giver.uploads.sending, giver.uploads.held, giver.uploads.refused) == (0, 0, 0)
+        assert giver.uploads.sent_bytes > 6 << 20
+
+
+async def test_whose_turn_does_not_come_soon_is_refused(tmp_path: Path) -> None:
+    limits = ChunkServerLimits(queue_s=0.05)
+    async with open_giver(tmp_path, UploadPolicy(slots=1, bytes_per_s=1, burst_bytes=1), limits) as giver:
         ref, other = giver.keep(os.urandom(2 << 20)), giver.keep(b"other")
         async with anyio.create_task_group() as group:
             group.start_soon(_ignored, giver, ref)

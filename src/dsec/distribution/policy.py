@@ -116,7 +116,7 @@ class UploadPolicy(Value, frozen=True):
         slots_a_peer: of these to one peer.
         bytes_per_s: to all together; 0: no limit.
         burst_bytes: what may be sent at once after a pause.
-        holds: peers that may wait for chunks that are not there yet.
+        holds: requests that may wait, for a slot or for a chunk that is not there yet.
         retry_s: what a refused peer is told.
     """
 

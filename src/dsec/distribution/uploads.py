@@ -52,7 +52,7 @@ class Uploads:
         self._filled_s = now_s
 
     def hold(self, peer: str) -> Upload | Refused:
-        """Let a peer wait for a chunk that is on its way."""
+        """Let a peer wait, for a chunk that is on its way or for a slot."""
         if not self.policy.slots:
             return self._refuse("this node sends nothing")
         if self.held >= self.policy.holds:
@@ -64,19 +64,19 @@ class Uploads:
         """Begin to send to a peer."""
         refused = self._room(peer)
         if refused is not None:
+            self.refused += 1
             return refused
         self._count(peer, 1)
         return Upload(peer, Stage.SENDING)
 
     def advance(self, upload: Upload) -> Refused | None:
-        """Begin to send to one that waited, whose chunk is there; when it is refused, its wait is over."""
+        """Begin to send to one that waited, whose chunk is there; when there is no slot for it yet, it waits on."""
         if upload.stage is not Stage.HELD:
             return None
-        self.held -= 1
         refused = self._room(upload.peer)
         if refused is not None:
-            upload.stage = Stage.OVER
             return refused
+        self.held -= 1
         self._count(upload.peer, 1)
         upload.stage = Stage.SENDING
         return None
@@ -102,13 +102,16 @@ class Uploads:
 
     def _room(self, peer: str) -> Refused | None:
         if self.sending >= self.policy.slots:
-            return self._refuse(f"{self.sending} transfers are under way")
+            return self._refused(f"{self.sending} transfers are under way")
         if self._by_peer.get(peer, 0) >= self.policy.slots_a_peer:
-            return self._refuse(f"{self._by_peer[peer]} transfers to {peer} are under way")
+            return self._refused(f"{self._by_peer[peer]} transfers to {peer} are under way")
         return None
 
     def _refuse(self, reason: str) -> Refused:
         self.refused += 1
+        return self._refused(reason)
+
+    def _refused(self, reason: str) -> Refused:
         return Refused(reason=reason, retry_after_s=self.policy.retry_s)
 
     def _count(self, peer: str, by: int) -> None:

@@ -54,6 +54,7 @@ class ChunkServerLimits:
         stall_s: an answer of which nothing is read.
         upload_s: the longest that one transfer holds its slot.
         hold_s: the longest wait for a chunk that is on its way.
+        queue_s: the longest wait for a slot; below what peers take for a stall.
         encodings: chunks that are encoded at a time.
     """
 
@@ -64,6 +65,7 @@ class ChunkServerLimits:
     stall_s: float = 10.0
     upload_s: float = 60.0
     hold_s: float = 10.0
+    queue_s: float = 0.5
     encodings: int = 2
 
 
@@ -101,6 +103,7 @@ class ChunkServer:
         self._clock = clock
         self._limits = limits
         self._coming: dict[str, anyio.Event] = {}
+        self._freed = anyio.Event()
         self._connections = 0
         self._strangers = 0
         self._encoding = anyio.CapacityLimiter(limits.encodings)
@@ -208,15 +211,11 @@ class ChunkServer:
         """Find a chunk, waiting for it where that may be, and hold a slot while it is sent. Raises `_RefusedError`."""
         upload: Upload | None = None
         try:
+            upload = _granted(self.uploads.hold(peer))
             if may_wait and name in self._coming:
-                upload = _granted(self.uploads.hold(peer))
                 with anyio.move_on_after(self._limits.hold_s):
                     await self._coming[name].wait()
-                refused = self.uploads.advance(upload)
-                if refused is not None:
-                    raise _busy(refused)
-            else:
-                upload = _granted(self.uploads.begin(peer))
+            await self._turn(upload)
             descriptor = self._chunks.opened(name)
             if descriptor is None:
                 descriptor = await anyio.to_thread.run_sync(self._chunks.made, name, limiter=self._encoding)
@@ -226,6 +225,18 @@ class ChunkServer:
         finally:
             if upload is not None:
                 self.uploads.end(upload)
+                self._freed.set()
+                self._freed = anyio.Event()
+
+    async def _turn(self, upload: Upload) -> None:
+        """Wait for a slot; those who wait get theirs in the order in which they came. Raises `_RefusedError`."""
+        refused = self.uploads.advance(upload)
+        with anyio.move_on_after(self._limits.queue_s):
+            while refused is not None:
+                await self._freed.wait()
+                refused = self.uploads.advance(upload)
+        if refused is not None:
+            raise _busy(refused)
 
     async def _pour(self, wire: Wire, descriptor: int, size: int) -> None:
         """Send a file at the rate that all transfers together may have."""
