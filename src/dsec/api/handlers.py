@@ -28,6 +28,7 @@ from dsec.service.peers import HasPeerSide, Peer
 from dsec.service.pools import HasPools, PoolService
 from dsec.service.port import CommandStream, SandboxService
 from dsec.service.state import HasState, StateService
+from dsec.service.tracking import HasTracker, TrackerService
 
 _MIGRATION_ID = re.compile(f"{PREFIX}-[0-9a-z]{{{ID_LENGTH}}}")
 
@@ -334,6 +335,36 @@ async def peer_abort(call: Call) -> None:
     await _side(call).abort(_migration(call))
 
 
+def _tracker(call: Call) -> TrackerService:
+    if not isinstance(call.service, HasTracker):
+        raise CapabilityMissingError("this service is no tracker of chunks", resolution="ask a node")
+    return call.service.tracker
+
+
+def _in_own_name(call: Call, node: str) -> None:
+    if node != call.peer:
+        raise InvalidRequestError(f"the peer {call.peer} speaks of chunks in the name of {node[:40]!r}")
+
+
+async def tracker_announce(call: Call) -> object:
+    _in_own_name(call, call.body.node)
+    return _tracker(call).announce(call.body)
+
+
+async def tracker_look_up(call: Call) -> object:
+    _in_own_name(call, call.body.node)
+    return _tracker(call).look_up(call.body)
+
+
+async def tracker_report(call: Call) -> None:
+    _in_own_name(call, call.body.node)
+    _tracker(call).report(call.body)
+
+
+async def tracker_overview(call: Call) -> object:
+    return _tracker(call).overview()
+
+
 def read_file(call: Call) -> AsyncIterator[bytes]:
     return call.service.read_file(call.sandbox_id, call.query.path, user=call.query.user)
 
@@ -399,6 +430,7 @@ VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
             pack, migrate, fingerprint, list_jobs,
             fleet, undo_drain,
             peer_hello, peer_view, peer_offer, peer_status, peer_round, peer_commit, peer_release, peer_abort,
+            tracker_announce, tracker_look_up, tracker_report, tracker_overview,
         )
     },
 }  # fmt: skip

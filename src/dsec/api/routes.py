@@ -13,6 +13,7 @@ import msgspec
 
 from dsec.api import wire
 from dsec.api.wire import invalid_body
+from dsec.distribution.messages import Acknowledgement, Announcement, Lookup, LookupReply, Report
 from dsec.model.capability import CapabilityReport
 from dsec.model.event import NodeEvent
 from dsec.model.files import FileInfo
@@ -48,6 +49,7 @@ from dsec.service.migration import (
     ReleaseAnswer,
     RoundReceipt,
 )
+from dsec.service.tracking import TrackerOverview
 
 QUICK_S = 60.0
 """Deadline of an operation that has no duration of its own; a body's `timeout_s` is added to it."""
@@ -216,6 +218,7 @@ _SESSION = _SANDBOX + "/sessions/{session_id}"
 _SNAPSHOT = "/v1/snapshots/{snapshot}"
 _JOB = "/v1/jobs/{job}"
 _MIGRATION = "/v1/peer/migrations/{migration_id}"
+_TRACKER = "/v1/peer/chunks"
 _EVENTS, _OCTETS, _TAR, _SOCKET = Carry.EVENTS, Carry.OCTETS, Carry.TAR, Carry.SOCKET
 
 _TABLE: tuple[Route, ...] = (
@@ -364,6 +367,14 @@ _TABLE: tuple[Route, ...] = (
           result=ReleaseAnswer, peer=True),
     Route(name="peer_abort", method="POST", path=_MIGRATION + "/abort", summary="Forget a migration.", status=204,
           peer=True),
+    Route(name="tracker_announce", method="POST", path=_TRACKER + "/announce",
+          summary="Tell the tracker what chunks a node has.", body=Announcement, result=Acknowledgement, peer=True),
+    Route(name="tracker_look_up", method="POST", path=_TRACKER + "/lookup",
+          summary="Ask the tracker where chunks are to be had.", body=Lookup, result=LookupReply, peer=True),
+    Route(name="tracker_report", method="POST", path=_TRACKER + "/report", summary="Tell the tracker what peers did.",
+          body=Report, status=204, peer=True),
+    Route(name="tracker_overview", method="GET", path=_TRACKER, summary="Say what the tracker knows of nodes.",
+          result=TrackerOverview, peer=True),
 )  # fmt: skip
 
 ROUTES: Mapping[str, Route] = {route.name: route for route in _TABLE}

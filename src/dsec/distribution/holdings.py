@@ -66,6 +66,11 @@ class Holdings:
         """Say whether a node is known to have a chunk."""
         return node in self._of_layer.get(layer, ()) or node in self._of_chunk.get(chunk, ())
 
+    def of(self, node: str) -> Iterator[tuple[str, int | None]]:
+        """Yield what a node has: the layer, and how many of its chunks; None: all of them."""
+        for layer, chunks in self._layers.get(node, {}).items():
+            yield layer, None if chunks is None else len(chunks)
+
     def count(self, layer: str, chunk: str) -> int:
         """Return how many have a chunk; those that are in both lists count twice."""
         return len(self._of_layer.get(layer, ())) + len(self._of_chunk.get(chunk, ()))

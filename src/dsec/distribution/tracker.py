@@ -72,6 +72,20 @@ class TrackerStatistics(Value, frozen=True):
     quarantined: tuple[str, ...]
 
 
+class PeerLayer(Value, frozen=True):
+    """What a node has of one layer.
+
+    Attributes:
+        layer: name of its manifest.
+        chunks: how many of its chunks, where it has not got all.
+        complete: whether it has all.
+    """
+
+    layer: str
+    chunks: int
+    complete: bool
+
+
 class PeerStatus(Value, frozen=True):
     """What a tracker knows of one node, for people.
 
@@ -82,6 +96,7 @@ class PeerStatus(Value, frozen=True):
         uploads: what it carries out, by its own word or the tracker's, whichever is more.
         quarantined: whether nothing is taken from it.
         distrusted: whether its accusations count for itself only.
+        layers: what it has.
     """
 
     node: str
@@ -92,6 +107,7 @@ class PeerStatus(Value, frozen=True):
     uploads: int
     quarantined: bool
     distrusted: bool
+    layers: tuple[PeerLayer, ...]
 
 
 @dataclass(slots=True)
@@ -242,6 +258,10 @@ class Tracker:
                 uploads=self._transfers(node),
                 quarantined=self._suspicion.is_quarantined(node.name, now_s),
                 distrusted=self._suspicion.is_distrusted(node.name, now_s),
+                layers=tuple(
+                    PeerLayer(layer=layer, chunks=chunks or 0, complete=chunks is None)
+                    for layer, chunks in sorted(self._holdings.of(node.name))
+                ),
             )
             for _, node in sorted(self._nodes.items())
         )

@@ -16,6 +16,7 @@ from dsec.model.value import Value
 MAXIMUM_PEERS = 1024
 """Peers of one node. A node asks each of them now and then; larger fleets want a service between them."""
 _SEPARATORS = re.compile(r"[,\s]+")
+_HIGHEST_PORT = 65_535
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOW = "write ID=URL, separated by commas, such as k3x9a=http://10.0.0.2:8620"
 
@@ -46,6 +47,40 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
         if twice is not None:
             raise InvalidRequestError(f"the list of peers has the {what} {twice} twice", resolution=_HOW)
     return peers
+
+
+def parse_tracker(text: str) -> Peer:
+    """Read the setting `tracker`: one ``ID=URL``.
+
+    Raises:
+        InvalidRequestError: it is not that, or over TLS, which layer daemons do not speak.
+    """
+    peers = parse_peers(text)
+    if len(peers) != 1 or not peers[0].url.startswith("http:"):
+        raise InvalidRequestError(
+            f"{text[:200]!r} does not name one node over http as the tracker",
+            resolution="write ID=URL, such as k3x9a=http://10.0.0.2:8620",
+        )
+    return peers[0]
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Read the setting `peer_listen`: ``HOST:PORT``; port 0 is any free one.
+
+    Raises:
+        InvalidRequestError: it is no address, or one to which others cannot be sent.
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isdecimal() and int(port) <= _HIGHEST_PORT):
+        raise InvalidRequestError(
+            f"{text[:200]!r} is no address to listen on", resolution="write HOST:PORT, such as 10.0.0.2:8621"
+        )
+    if host in ("0.0.0.0", "::"):
+        raise InvalidRequestError(
+            f"peers cannot be sent to {text[:200]!r}", resolution="name the address at which they reach this host"
+        )
+    return host, int(port)
 
 
 def _parse(item: str) -> Peer:

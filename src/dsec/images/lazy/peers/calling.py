@@ -164,7 +164,10 @@ class Caller:
             return self._credential
 
     async def _meet(self) -> str:
-        call = PeerCall(self._own, self.peer.node, self._secret())
+        try:
+            call = PeerCall(self._own, self.peer.node, self._secret())
+        except InvalidRequestError as error:
+            raise PeerFailedError(FailureKind.UNREACHABLE, error.brief) from error
         bounds = Bounds(body_bytes=_SMALL_BODY_BYTES, first_s=CONNECT_TIMEOUT_S, stall_s=CONNECT_TIMEOUT_S)
         reply = await self._exchange("POST", HELLO, msgspec.json.encode(call.hello), bounds, "")
         try:

@@ -23,12 +23,13 @@ from dsec.images.lazy.cached_layer import METADATA, CachedLayer
 from dsec.images.lazy.fetching import LayerEvent, LayerEventKind, OnEvent
 from dsec.images.lazy.peers.calling import Caller
 from dsec.images.lazy.peers.seeder import SEEDS, SeederStatus
-from dsec.images.lazy.peers.settings import PeerSettings, parse_tracker
+from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.source import PeerCounts, Peers, open_peers
 from dsec.images.lazy.peers.tracking import Announcing, HttpTracker
 from dsec.images.lazy.peers.uploading import Seeding
 from dsec.images.lazy.source import ChunkSource
 from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, is_name
+from dsec.model.peer import parse_tracker
 
 
 class PeerSide:

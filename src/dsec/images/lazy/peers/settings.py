@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dsec.base.errors import InvalidRequestError
 from dsec.base.units import GIB
 from dsec.distribution.policy import AcquisitionPolicy, SuspicionPolicy, UploadPolicy
-from dsec.images.lazy.peers.calling import address_of
 from dsec.images.lazy.peers.source import PeerOptions
-from dsec.model.peer import Peer, parse_peers
 from dsec.model.value import Value
 
 
@@ -39,38 +36,3 @@ class PeerSettings(Value, frozen=True):
     def asking(self) -> PeerOptions:
         """Return how peers are asked."""
         return PeerOptions(acquisition=self.acquisition, suspicion=self.suspicion, stall_s=self.stall_s)
-
-
-def parse_tracker(text: str) -> Peer:
-    """Read the setting `tracker`.
-
-    Raises:
-        InvalidRequestError: it is not one ``ID=URL``.
-    """
-    peers = parse_peers(text)
-    if len(peers) != 1:
-        raise InvalidRequestError(
-            f"the tracker is one node, and {text[:100]!r} names {len(peers)}",
-            resolution="write ID=URL, such as k3x9a=http://10.0.0.2:8620",
-        )
-    address_of(peers[0].url)
-    return peers[0]
-
-
-def parse_listen(text: str) -> tuple[str, int]:
-    """Read the setting `peer_listen`: a host, and a port (0: any free one).
-
-    Raises:
-        InvalidRequestError: it is no address, or one at which others cannot be sent to this node.
-    """
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isdecimal() and int(port) < 1 << 16):
-        raise InvalidRequestError(
-            f"{text[:100]!r} is no address to listen on", resolution="write HOST:PORT, such as 10.0.0.2:8621"
-        )
-    if host in ("0.0.0.0", "::"):
-        raise InvalidRequestError(
-            f"{text[:100]!r} is no address that peers can be told", resolution="name the host's own address"
-        )
-    return host, int(port)
