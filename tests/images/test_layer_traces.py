@@ -96,7 +96,7 @@ def test_later_runs_add_what_the_first_did_not_read() -> None:
 
 def test_a_window_asks_for_what_is_of_these_files_only() -> None:
     trace = _trace((1, 0, 3 * _CHUNK_BLOCKS, 0), (0, 5, 1, 1))
-    asked = window("box", [trace, trace], {trace.layers[1].digest: "bb" * 32, trace.layers[0].digest: "cc" * 32})
+    asked = window("box", [[trace], [trace]], {trace.layers[1].digest: "bb" * 32, trace.layers[0].digest: "cc" * 32})
     assert asked.layers == ("bb" * 32,)
     assert asked.steps == (((0, 0, 3),), ((0, 0, 3),))
 

@@ -60,7 +60,7 @@ def bring(images: LocalImageStore, daemon: LayerDaemon, order: PrefetchOrder) ->
     if not manifests:
         return PrefetchProgress()  # All of it is here.
     owner = f"prefetch {os.getpid()} {secrets.token_hex(4)}"
-    request = window(owner, _steps(images, info, order), manifests, is_limited=order.is_limited)
+    request = window(owner, [[trace] for trace in _steps(images, info, order)], manifests, is_limited=order.is_limited)
     if order.everything:
         request = _with_all(request, images, manifests)
     images.mount([order.image])  # What is not mounted nobody keeps.

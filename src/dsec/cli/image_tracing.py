@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import msgspec
 
-from dsec.base.errors import CapabilityMissingError, InvalidRequestError, StateLockedError
+from dsec.base.errors import CapabilityMissingError, StateLockedError
 from dsec.cli.leave import leave_host, may_have_sandboxes
 from dsec.images.catalog import Catalog
 from dsec.images.durable import try_lock
@@ -31,12 +32,11 @@ from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux.userns import is_host_root
 from dsec.model.image import ImageInfo, LayerFormat
-from dsec.model.process import CommandRequest, CommandResult
+from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxSpec
 from dsec.node.builder import open_node
 from dsec.node.settings import NodeSettings
 
-_NOT_RUN = (126, 127)
 _PLACE, _LOCK = "tracing", "tracing.lock"
 
 
@@ -75,7 +75,7 @@ async def record_trace(images: LocalImageStore, order: TraceOrder) -> Trace:
     Raises:
         ImageNotFoundError: no such image.
         CapabilityMissingError: a layer is stored as a directory, or this is an ordinary user.
-        InvalidRequestError: the command could not be run.
+        CommandNotFoundError: the image has no such program.
         StateLockedError: another trace is being recorded on this host.
     """
     info = images.get(order.image)
@@ -141,14 +141,16 @@ async def _recorded(place: Path, info: ImageInfo, layers: list[_Layer], order: T
         with recording(place, watched) as recorder:
             settings = _private(place, order.settings)
             async with open_node(settings) as node:
-                recorder.begin()
-                box = (await node.create(SandboxSpec(image=info.name))).sandbox_id
-                result = await node.run(box, CommandRequest(argv=order.argv, timeout_s=order.timeout_s))
-                reads = recorder.reads()
-                await node.shutdown(destroy=True)
+                try:
+                    recorder.begin()
+                    box = (await node.create(SandboxSpec(image=info.name))).sandbox_id
+                    await node.run(box, CommandRequest(argv=order.argv, timeout_s=order.timeout_s))
+                    reads = recorder.reads()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await node.shutdown(destroy=True)
     finally:
         await _cleared(place, order.settings)
-    _check_ran(order.argv, result)
     return Trace(
         version=VERSION,
         image_id=info.image_id,
@@ -195,12 +197,3 @@ async def _cleared(place: Path, settings: NodeSettings) -> None:
             await node.shutdown(destroy=True)
     await anyio.to_thread.run_sync(leave_host, place)
     await anyio.to_thread.run_sync(remove_tree, place)
-
-
-def _check_ran(argv: tuple[str, ...], result: CommandResult) -> None:
-    if result.status.exit_code in _NOT_RUN:
-        raise InvalidRequestError(
-            f"{argv[0]!r} could not be run in the image",
-            detail=result.stderr.decode(errors="replace")[-2000:],
-            resolution="give a command that the image has",
-        )

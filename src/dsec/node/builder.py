@@ -11,9 +11,13 @@ from pathlib import Path
 import anyio.to_thread
 
 from dsec.base.errors import CapabilityMissingError
+from dsec.distribution.prefetch import PrefetchSettings
+from dsec.distribution.prefetch_budget import BudgetSettings
 from dsec.images import recipes
-from dsec.images.lazy.client import lazy_layers, looked_after
+from dsec.images.lazy.client import LayerDaemon, lazy_layers, looked_after
 from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.image_prefetches import ImagePrefetches
+from dsec.images.prefetches import NoPrefetches
 from dsec.images.store import LocalImageStore
 from dsec.linux.userns import is_host_root
 from dsec.node import namespace
@@ -66,7 +70,7 @@ async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | N
         storage = await anyio.to_thread.run_sync(_open_storage, state_dir, settings)
         in_use = _LayersInUse()
         store_url = settings.store or (state_dir.absolute() / "store").as_uri()
-        lazy = lazy_layers(state_dir / "images", DaemonOptions(store_url=store_url))
+        lazy = lazy_layers(state_dir / "images", daemon_options(settings, store_url))
         images = LocalImageStore(state_dir / "images", layers_in_use=in_use, lazy=lazy)
         stack.callback(images.close)
         stack.enter_context(looked_after(lazy))
@@ -85,6 +89,7 @@ async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | N
             store=store,
             store_cache_dir=state_dir / "cache",
             exports=DirectoryExports(state_dir / "exports"),
+            prefetches=ImagePrefetches(images, lazy) if isinstance(lazy, LayerDaemon) else NoPrefetches(),
             peers=NoPeers() if peers is None else peers(name),
             drain_file=state_dir / "draining",
             swap=SwapFile(state_dir.absolute() / SWAP_FILE, settings.swap_bytes) if is_host_root() else None,
@@ -95,6 +100,12 @@ async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | N
         node = await stack.enter_async_context(Node.open(parts))
         in_use.ask(node.layers_in_use)
         yield node
+
+
+def daemon_options(settings: NodeSettings, store_url: str) -> DaemonOptions:
+    """Return what the layer daemon of a node with these settings is started with."""
+    budget = BudgetSettings(share=settings.prefetch_share, bandwidth_bytes_s=float(settings.bandwidth_bytes_s))
+    return DaemonOptions(store_url=store_url, prefetch=PrefetchSettings(budget=budget))
 
 
 def _runtime(settings: NodeSettings, name: str, state_dir: Path) -> Runtime:

@@ -23,6 +23,7 @@ from dsec.model.sandbox import SandboxInfo
 from dsec.node.admission import NodeAdmission, refusal_error
 from dsec.node.parts import NodeParts
 from dsec.node.pools.recorder import Recorder
+from dsec.node.prefetch import NodePrefetches
 from dsec.node.registry import Registry
 from dsec.node.sandbox import Generation, Sandbox, instance_of
 from dsec.node.slots import SLOT_SIZE, HostIdSlots
@@ -64,6 +65,7 @@ class Core:
         sends, receipts: bound the threads through which layers are sent, and received. Two, since each send of one node
             waits for a receipt of another, which must not wait for a send.
         admission, recorder: who says whether one more is taken, and who keeps events.
+        prefetches: bring what sandboxes will read of their images.
         freezes, releases, readings: bound how many sandboxes at the same time are frozen, give their memory back, or
             read it back.
     """
@@ -85,6 +87,7 @@ class Core:
         self.recorder = Recorder(parts.clock, parts.events_file, parts.settings.maximum_events_bytes)
         self.clean_states = CleanStates(parts)
         self.durable = durable or Durable(parts)
+        self.prefetches = NodePrefetches(self)
         self.migrations: OrderedDict[str, MigrationRecord] = OrderedDict()
         self.sends = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
         self.receipts = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)

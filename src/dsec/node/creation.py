@@ -141,6 +141,7 @@ async def bring_in(
 ) -> SandboxInfo:
     """Take the id of a new sandbox, bring it up as `bring_up_or_undo` does, and look after it from then on."""
     core.registry.add(sandbox)
+    core.prefetches.began(sandbox.sandbox_id, (sandbox.record.spec.image, *sandbox.record.spec.layers))
     # A cancellation that already waits must find us where we undo: nothing may be awaited before.
     sandbox.transition.acquire_nowait()
     try:

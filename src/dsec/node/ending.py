@@ -52,6 +52,7 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
 
 def end_use(core: Core, sandbox: Sandbox, error: DsecError) -> None:
     """End what uses the current generation with `error`, without touching its processes."""
+    core.prefetches.ended(sandbox.sandbox_id)
     if sandbox.watch_scope is not None:
         sandbox.watch_scope.cancel()
         sandbox.watch_scope = None

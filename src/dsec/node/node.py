@@ -82,6 +82,8 @@ class Node:
         """What peers may ask of this node; see `dsec.service.peers.Peer`."""
         self.fleet = Fleet(core, self.state.migrate)
         """This node among its peers; see `dsec.service.fleet.FleetService`."""
+        self.prefetch = core.prefetches
+        """What is brought of images before it is read; see `dsec.service.prefetch.PrefetchService`."""
         self._disk_full = DiskFull(core, self._base_room)
         self._layer_release = LayerRelease(core)
         self._thread = threading.get_ident()
@@ -257,6 +259,7 @@ class Node:
     async def run(self, sandbox_id: str, request: CommandRequest) -> CommandResult:
         check_command(request, self._core.settings)
         sandbox = await self._ready(sandbox_id)
+        self.prefetch.command(sandbox_id, request.argv)
         with self._core.activity(sandbox):
             return await commands.run(self._core, sandbox.running(), request)
 
@@ -267,6 +270,7 @@ class Node:
     async def _stream(self, sandbox_id: str, request: CommandRequest) -> AsyncIterator[CommandStream]:
         check_command(request, self._core.settings)
         sandbox = await self._ready(sandbox_id)
+        self.prefetch.command(sandbox_id, request.argv)
         with self._core.activity(sandbox):
             async with commands.stream(self._core, sandbox.running(), request) as stream:
                 yield stream
@@ -274,6 +278,7 @@ class Node:
     async def start_process(self, sandbox_id: str, request: CommandRequest) -> ProcessInfo:
         check_command(request, self._core.settings)
         sandbox = await self._ready(sandbox_id)
+        self.prefetch.command(sandbox_id, request.argv)
         with self._core.activity(sandbox):
             return await processes.start(self._core, sandbox, sandbox.running(), request)
 

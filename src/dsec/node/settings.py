@@ -57,6 +57,9 @@ class NodeSettings(Value, frozen=True):
         maximum_fork: children of one fork.
         balance_look_s: time between two looks whether sandboxes should move to peers that are less full; 0: none do.
         disk_full_look_s: time between two looks at sandboxes that are to be rolled back when their disk is full.
+        prefetch_share: share of the bandwidth that goes into what was not asked for yet; 0: nothing is prefetched.
+        bandwidth_bytes_s: bytes a second that layers can come with; 0: measured.
+        trace_s: time for which what an image's first sandbox reads is kept as what its first use reads; 0: none is.
         layers_kept_s: time for which layers stay mounted that no sandbox uses any more.
         first_host_id: first host user id that sandboxes may use.
         maximum_command_timeout_s: longest timeout of a command, and the timeout of one that asks for none.
@@ -101,6 +104,9 @@ class NodeSettings(Value, frozen=True):
     maximum_fork: int = 1000
     balance_look_s: float = 0.0
     disk_full_look_s: float = 1.0
+    prefetch_share: float = 0.3
+    bandwidth_bytes_s: int = 0
+    trace_s: float = 0.0
     layers_kept_s: float = 300.0
     first_host_id: int = 1 << 20
     maximum_command_timeout_s: float = 86_400.0
@@ -174,6 +180,9 @@ SETTINGS: tuple[Setting, ...] = (
     _row("maximum_fork", "sandboxes", "all come to be or none: the wider, the more is undone"),
     _row("balance_look_s", "seconds", "0: whether sandboxes may move by themselves is the operator's to say"),
     _row("disk_full_look_s", "seconds", "a look costs 0.1 ms for each sandbox that asked for it"),
+    _row("prefetch_share", _SHARE, "the training report's; the rest is for what somebody waits for"),
+    _row("bandwidth_bytes_s", "bytes", "0: a link is measured while something is fetched"),
+    _row("trace_s", "seconds", "0: `dsec image trace` says more; ordinary use only tells which chunks it was"),
     _row("layers_kept_s", "seconds", "the next batch of tasks comes sooner, and a mount costs a tenth of a second"),
     _row("first_host_id", "user id", "above the ids of users and of the usual /etc/subuid ranges' beginning"),
     _row("maximum_command_timeout_s", "seconds", "every operation has a deadline; a day is the default lifetime"),
@@ -220,6 +229,7 @@ OTHER_VARIABLES = (
 )
 """Variables of ours that are no settings of a node."""
 _OTHER_PREFIXES = ("DSEC_TEST_", "DSEC_CRASH_")
+_ZERO_MEANS_SOMETHING = frozenset({"swap_bytes", "balance_look_s", "bandwidth_bytes_s", "trace_s"})
 _ALIKE = 0.8
 """From here on a name is taken for a misspelling (difflib's ratio)."""
 
@@ -276,7 +286,7 @@ def _share(setting: Setting, text: str) -> float:
 
 
 def _positive(setting: Setting, value: float, text: str) -> float:
-    zero_is_meant = setting.name.startswith("minimum_") or setting.name in ("swap_bytes", "balance_look_s")
+    zero_is_meant = setting.name.startswith("minimum_") or setting.name in _ZERO_MEANS_SOMETHING
     if value < 0 or (value == 0 and not zero_is_meant):
         raise InvalidRequestError(f"{setting.name} must be above zero, not {text!r}")
     return value

@@ -288,21 +288,24 @@ def file_of(command: str) -> str:
     return f"hash-{hashlib.sha256(command.encode(errors='surrogateescape')).hexdigest()[:32]}.json"
 
 
-def window(owner: str, steps: Sequence[Trace], manifests: Mapping[str, str], *, is_limited: bool = True) -> Prefetch:
+def window(
+    owner: str, steps: Sequence[Sequence[Trace]], manifests: Mapping[str, str], *, is_limited: bool = True
+) -> Prefetch:
     """Return what to ask a layer daemon for, so that the chunks of these steps come before they are read.
 
     Args:
         owner: on whose behalf.
-        steps: the traces of the current step and of later ones.
+        steps: of the current step and of later ones, the traces, one an image.
         manifests: name of the manifest of each lazy layer, by digest; what traces say of other files does not count.
         is_limited: whether it keeps to the budget.
     """
     places: dict[str, int] = {}
     wanted: list[tuple[tuple[int, int, int], ...]] = []
-    for trace in steps:
+    for step in steps:
         runs: list[tuple[int, int, int]] = []
-        for layer, position in trace.chunks():
-            traced = trace.layers[layer]
+        for traced, position in (
+            (trace.layers[layer], position) for trace in step for layer, position in trace.chunks()
+        ):
             if not traced.manifest or manifests.get(traced.digest) != traced.manifest:
                 continue
             place = places.setdefault(traced.manifest, len(places))

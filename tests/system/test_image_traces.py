@@ -1,0 +1,188 @@
+"""Traces of real sandboxes, and what is brought by them before the next sandbox reads it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+from dsec.base.errors import CommandNotFoundError, InvalidRequestError
+from dsec.cli.image_prefetching import PrefetchOrder, bring
+from dsec.cli.image_tracing import TraceOrder, record_trace
+from dsec.images.lazy.client import LAZY, LayerDaemon, end_daemon, lazy_layers
+from dsec.images.lazy.image_use import ImageUse, image_uses
+from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.lazy.traces import FIRST_USE, Trace, TraceShelf
+from dsec.images.staging import remove_tree
+from dsec.images.store import LocalImageStore
+from dsec.model.prefetch import PrefetchHint, PrefetchStep
+from dsec.model.process import CommandRequest
+from dsec.model.sandbox import SandboxSpec
+from dsec.node.builder import daemon_options, open_node
+from dsec.node.settings import NodeSettings
+from dsec.stores.objects_folder import FolderObjectStore
+
+pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
+
+_SCRIPT = "perl -e 'print 6 * 7'"
+_READS = ("sh", "-c", _SCRIPT)
+
+
+def _settings(state_dir: Path, **changes: object) -> NodeSettings:
+    settings = NodeSettings(
+        state_dir=str(state_dir),
+        store=(state_dir.parent / "objects").as_uri(),
+        prefetch_share=1.0,
+        bandwidth_bytes_s=1 << 40,
+    )
+    return msgspec.structs.replace(settings, **changes)
+
+
+def _images(state_dir: Path) -> LocalImageStore:
+    settings = _settings(state_dir)
+    root = state_dir / "images"
+    return LocalImageStore(root, lazy=lazy_layers(root, daemon_options(settings, settings.store)))
+
+
+def _daemon(state_dir: Path) -> LayerDaemon:
+    settings = _settings(state_dir)
+    return LayerDaemon(state_dir / "images" / LAZY, daemon_options(settings, settings.store))
+
+
+async def _pulled(state_dir: Path) -> None:
+    """Make the image of a state directory one that is here by its manifest only, larger than one chunk."""
+    objects = FolderObjectStore(state_dir.parent / "objects")
+    here = LocalImageStore(state_dir / "images")
+    reference = (await publish_image(here, "guest", objects)).reference
+    here.close()
+    shutil.rmtree(state_dir / "images")
+    there = LocalImageStore(state_dir / "images")
+    await pull_image(there, reference, objects)
+    there.close()
+
+
+async def _traced(state_dir: Path, argv: tuple[str, ...] = _READS, repeat: int = 1) -> Trace:
+    images = _images(state_dir)
+    try:
+        order = TraceOrder(image="guest", argv=argv, repeat=repeat, timeout_s=60.0, settings=_settings(state_dir))
+        trace = await record_trace(images, order)
+        TraceShelf(images.root).put(trace)
+        return trace
+    finally:
+        images.close()
+
+
+def _make_cold(state_dir: Path) -> None:
+    """Have nothing of the image here but its manifest and its traces."""
+    remove_tree(state_dir / "images/mounts")
+    (state_dir / "images/mounts").mkdir(mode=0o700)
+    end_daemon(state_dir / "images" / LAZY)
+    remove_tree(state_dir / "images" / LAZY)
+
+
+def _use(state_dir: Path) -> ImageUse:
+    images = _images(state_dir)
+    try:
+        (use,) = image_uses(images, [images.get("guest")], _daemon(state_dir))
+        return use
+    finally:
+        images.close()
+
+
+async def _wait(condition: Callable[[], bool]) -> None:
+    def look() -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline, "it never came to be"
+            time.sleep(0.01)
+
+    await anyio.to_thread.run_sync(look)
+
+
+async def test_a_trace_names_what_a_command_reads_and_leaves_nothing(state_dir: Path) -> None:
+    trace = await _traced(state_dir, repeat=2)
+    assert trace.command == "perl"
+    assert trace.runs == 2
+    assert trace.layers[0].manifest == ""
+    size_bytes = sum(layer.size_bytes for layer in trace.layers)
+    assert 0 < trace.read_bytes < size_bytes
+    assert not (state_dir / "tracing").exists()
+    assert not (state_dir / "tracing.lock").exists()
+    with pytest.raises(CommandNotFoundError):
+        await _traced(state_dir, ("no-such-program",))
+    assert not (state_dir / "tracing").exists()
+
+
+async def test_what_a_sandbox_will_read_comes_before_it_reads_it(state_dir: Path) -> None:
+    await _pulled(state_dir)
+    trace = await _traced(state_dir)
+    assert trace.layers[0].manifest
+    wanted = len(trace.chunks())
+    _make_cold(state_dir)
+    daemon = _daemon(state_dir)
+    async with open_node(_settings(state_dir)) as node:
+        box = (await node.create(SandboxSpec(image="guest"))).sandbox_id
+        await _wait(lambda: daemon.prefetch_progress(box).wanted == wanted and daemon.prefetch_progress(box).is_over)
+        assert (await node.run(box, CommandRequest(argv=_READS))).stdout == b"42"
+        use = await anyio.to_thread.run_sync(_use, state_dir)
+        assert use.touched_bytes > 0
+        assert use.commands == ("perl",)
+        assert use.wasted_bytes + use.touched_bytes <= use.fetched_bytes
+        hint = PrefetchHint(sandbox_id=box, steps=(PrefetchStep(images=("guest",), command="sh"),))
+        assert (await node.prefetch.hint(hint)).wanted == wanted
+        await node.remove(box)
+        await _wait(lambda: not daemon.prefetch_progress(box).wanted)
+        coming = PrefetchHint(owner="rollout", steps=(PrefetchStep(images=("guest",)), PrefetchStep(images=("none",))))
+        assert (await node.prefetch.hint(coming)).wanted == wanted
+        with pytest.raises(InvalidRequestError):
+            await node.prefetch.hint(PrefetchHint(steps=coming.steps))
+
+
+async def test_ordinary_use_of_an_image_without_traces_is_kept_where_that_is_wanted(state_dir: Path) -> None:
+    await _pulled(state_dir)
+    async with open_node(_settings(state_dir, trace_s=0.3)) as node:
+        box = (await node.create(SandboxSpec(image="guest"))).sandbox_id
+        await node.run(box, CommandRequest(argv=_READS))
+        shelf = TraceShelf(state_dir / "images")
+        images = _images(state_dir)
+        image_id = images.get("guest").image_id
+        images.close()
+        await _wait(lambda: shelf.get(image_id, FIRST_USE) is not None)
+        trace = shelf.get(image_id, FIRST_USE)
+        assert trace is not None
+        assert trace.source == "use"
+        assert trace.chunks()
+        await node.remove(box)
+
+
+async def test_an_image_is_brought_by_hand(state_dir: Path) -> None:
+    await _pulled(state_dir)
+    images, daemon = _images(state_dir), _daemon(state_dir)
+
+    def brought(*commands: str, everything: bool = False) -> tuple[int, int]:
+        order = PrefetchOrder(image="guest", everything=everything, commands=commands, is_limited=False, waits=True)
+        done = bring(images, daemon, order)
+        return done.wanted, done.here + done.brought
+
+    try:
+        with pytest.raises(InvalidRequestError, match="no trace"):
+            await anyio.to_thread.run_sync(brought)
+        trace = await _traced(state_dir)
+        wanted, here = await anyio.to_thread.run_sync(brought, "perl")
+        assert wanted == here == len(trace.chunks())
+        with pytest.raises(InvalidRequestError, match="perl"):
+            await anyio.to_thread.run_sync(brought, "ruby")
+        wanted, here = await anyio.to_thread.run_sync(lambda: brought(everything=True))
+        assert wanted == here
+        use = await anyio.to_thread.run_sync(_use, state_dir)
+        assert use.cached_bytes > use.size_bytes
+    finally:
+        images.close()
+        _make_cold(state_dir)
+        remove_tree(state_dir / "images/mounts")
