@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause, TakeOrigin
 from dsec.distribution.announcer import Announcer
-from dsec.distribution.choice import Offer, rank, score
+from dsec.distribution.choice import Offer, has_room, rank, score
 from dsec.distribution.messages import Answer, Candidate, FailureKind
 from dsec.distribution.policy import AcquisitionPolicy, ChoicePolicy, TrackerPolicy, UploadPolicy
 from dsec.distribution.random_set import RandomSet
@@ -53,15 +53,14 @@ offers = st.lists(
 def test_ranking_loses_nobody_and_a_better_equal_comes_first(offers: list[Offer[int]], seed: int) -> None:
     ranked = rank(offers, ChoicePolicy(), random.Random(seed).getrandbits)
     assert sorted(map(id, ranked)) == sorted(map(id, offers))
-    roomy = [offer for offer in ranked if not offer.depth and offer.transfers < offer.slots and not offer.sent_to]
-    assert roomy == sorted(
-        roomy,
-        key=lambda offer: -score(offer.bandwidth_bytes_per_s / (max_bandwidth(offers)), offer.load, ChoicePolicy()),
-    )
+    roomy = [offer for offer in ranked if has_room(offer) and not offer.sent_to]
+    known = [offer.bandwidth_bytes_per_s for offer in offers if offer.bandwidth_bytes_per_s] or [1.0]
 
+    def value(offer: Offer[int]) -> float:
+        bandwidth = offer.bandwidth_bytes_per_s or sum(known) / len(known)
+        return score(bandwidth / max(known), offer.transfers / offer.slots, ChoicePolicy())
 
-def max_bandwidth(offers: list[Offer[int]]) -> float:
-    return max(offer.bandwidth_bytes_per_s for offer in offers) or 1.0
+    assert roomy == sorted(roomy, key=value, reverse=True)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9))), st.integers(1, 12), st.integers(0, 2**32))
@@ -198,6 +197,19 @@ def test_whatever_a_tracker_says_it_ends_at_the_origin_in_time(said: list[str]) 
         pytest.fail("it never came to the origin")
     assert asked <= policy.attempts
     assert now_s <= policy.patience_s
+
+
+def test_who_waits_for_somebody_else_is_not_blamed_for_it() -> None:
+    chunk = Acquisition("c", AcquisitionPolicy(), 0.0)
+    chunk.next(0.0)
+    chunk.answered(Answer(chunk="c", peers=(Candidate(node="a", address="", pending=True),)))
+    step = chunk.next(0.0)
+    assert isinstance(step, Ask)
+    assert step.timeout_s == AcquisitionPolicy().hold_s
+    chunk.failed("a", FailureKind.STALLED)
+    step = chunk.next(2.0)
+    assert isinstance(step, LookUp)
+    assert [failure.kind for failure in step.failures] == [FailureKind.MISSING]
 
 
 # Uploads.

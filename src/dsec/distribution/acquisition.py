@@ -65,7 +65,8 @@ class Acquisition:
         now_s: when it began.
     """
 
-    __slots__ = ("_begun_s", "_candidates", "_failed", "_failures", "_granted", "_pause_s", "_policy", "attempts",
+    __slots__ = ("_asked", "_begun_s", "_candidates", "_failed", "_failures", "_granted", "_pause_s", "_policy",
+    "attempts",
                  "chunk", "lookups")  # fmt: skip
 
     def __init__(self, chunk: str, policy: AcquisitionPolicy, now_s: float) -> None:
@@ -77,6 +78,7 @@ class Acquisition:
         self._candidates: deque[Candidate] = deque()
         self._failures: list[Failure] = []
         self._failed: set[str] = set()
+        self._asked: Candidate | None = None
         self._pause_s = 0.0
         self._granted = False
 
@@ -87,7 +89,8 @@ class Acquisition:
             return TakeOrigin(self._take_failures(), self._granted)
         if self._candidates:
             self.attempts += 1
-            return Ask(self._candidates.popleft(), left_s)
+            self._asked = self._candidates.popleft()
+            return Ask(self._asked, min(left_s, self._policy.hold_s) if self._asked.pending else left_s)
         if self._pause_s:
             wait_s, self._pause_s = min(self._pause_s, left_s, self._policy.wait_limit_s), 0.0
             return Pause(wait_s)
@@ -112,6 +115,9 @@ class Acquisition:
         """Note that the peer that was asked gave nothing that is of use."""
         if kind is not FailureKind.BUSY:
             self._failed.add(peer)
+        if kind is FailureKind.STALLED and self._asked is not None and self._asked.pending:
+            # It waits for another one, and may be as honest as we are.
+            kind = FailureKind.MISSING
         self._failures.append(Failure(peer=peer, chunk=self.chunk, kind=kind))
 
     def _take_failures(self) -> tuple[Failure, ...]:

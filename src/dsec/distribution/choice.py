@@ -17,8 +17,9 @@ Mitzenmacher, 2001), and equals are told apart by chance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 from dsec.distribution.policy import ChoicePolicy
 from dsec.placement.sampling import RandomBits
@@ -27,13 +28,12 @@ _Peer = TypeVar("_Peer")
 _TIE_BITS = 16
 
 
-@dataclass(slots=True)
-class Offer(Generic[_Peer]):
-    """A peer that could give a chunk.
+class Offer(msgspec.Struct, Generic[_Peer], gc=False):
+    """A peer that could give a chunk. A `msgspec.Struct`, as several are made for each chunk that somebody asks for.
 
     Attributes:
         peer: which.
-        bandwidth_bytes_per_s: that it says it can send.
+        bandwidth_bytes_per_s: that it says it can send; 0: it does not say, and is taken for the mean of those that do.
         slots: transfers that it carries out at a time, at least 1.
         transfers: that it has, waiting ones included.
         sent_to: how often somebody was sent to it lately.
@@ -47,11 +47,6 @@ class Offer(Generic[_Peer]):
     sent_to: float
     depth: int = 0
 
-    @property
-    def load(self) -> float:
-        """The share of its slots that are taken, at most 1."""
-        return min(1.0, self.transfers / self.slots)
-
 
 def score(bandwidth: float, load: float, policy: ChoicePolicy) -> float:
     """Return how good a peer is; both arguments and the result are from 0 to 1 where the weights add up to 1."""
@@ -60,22 +55,34 @@ def score(bandwidth: float, load: float, policy: ChoicePolicy) -> float:
 
 def rank(offers: Sequence[Offer[_Peer]], policy: ChoicePolicy, bits: RandomBits) -> list[Offer[_Peer]]:
     """Return the offers, the best first."""
-    if not offers:
-        return []
-    most = max(offer.bandwidth_bytes_per_s for offer in offers) or 1.0
-    mean = sum(offer.sent_to for offer in offers) / len(offers)
+    if len(offers) == 1:
+        return list(offers)
+    known = [offer.bandwidth_bytes_per_s for offer in offers if offer.bandwidth_bytes_per_s]
+    most, usual = (max(known), sum(known) / len(known)) if known else (1.0, 1.0)
+    fair = policy.fair_share * sum(offer.sent_to for offer in offers) / max(1, len(offers))
+    keyed = [
+        (
+            _class_of(offer, fair),
+            offer.depth,
+            -score((offer.bandwidth_bytes_per_s or usual) / most, min(1.0, offer.transfers / offer.slots), policy),
+            bits(_TIE_BITS),
+            at,
+        )
+        for at, offer in enumerate(offers)
+    ]
+    keyed.sort()
+    return [offers[key[-1]] for key in keyed]
 
-    def key(offer: Offer[_Peer]) -> tuple[int, int, float, int]:
-        value = score(offer.bandwidth_bytes_per_s / most, offer.load, policy)
-        return _class_of(offer, mean, policy), offer.depth, -value, bits(_TIE_BITS)
 
-    return sorted(offers, key=key)
+def has_room(offer: Offer[_Peer]) -> bool:
+    """Say whether a peer has the chunk and a slot for it: nobody need wait for another one then."""
+    return not offer.depth and offer.transfers < offer.slots
 
 
-def _class_of(offer: Offer[_Peer], mean: float, policy: ChoicePolicy) -> int:
+def _class_of(offer: Offer[_Peer], fair: float) -> int:
     if offer.transfers >= offer.slots and not offer.depth:
         return 4
-    if offer.sent_to > policy.fair_share * mean + offer.slots:
-        # The slots are what chance may do in the first moments, when the mean is hardly anything.
+    # The slots are what chance may do in the first moments, when the mean is hardly anything.
+    if offer.sent_to > fair + offer.slots:
         return 3
     return 2 if offer.depth else 1

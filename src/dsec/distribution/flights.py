@@ -35,7 +35,6 @@ class Flight:
         layer: name of the manifest that the chunk is of.
         proposed: all whom it was told to ask.
         avoided: whom it asked in vain since it first asked for the chunk.
-        followers: how many were told to wait for it.
         serves: whether others can be told so.
     """
 
@@ -47,7 +46,6 @@ class Flight:
     layer: str
     proposed: frozenset[str] = _NOBODY
     avoided: frozenset[str] = _NOBODY
-    followers: int = 0
     serves: bool = True
 
 
@@ -58,6 +56,8 @@ class _OfChunk:
     by_node: dict[str, Flight] = field(default_factory=dict)
     open: RandomSet[Flight] = field(default_factory=RandomSet)
     """Those that others can be told to wait for, and that have not got followers enough."""
+    following: dict[str, int] = field(default_factory=dict)
+    """How many were told to ask each node for it, and have not got it yet."""
     origins: int = 0
 
 
@@ -104,6 +104,11 @@ class Flights:
         found = self._of_chunk.get(chunk)
         return RandomSet() if found is None else found.open
 
+    def followers(self, chunk: str, node: str) -> int:
+        """Return how many were told to ask a node for a chunk, and have not got it yet."""
+        found = self._of_chunk.get(chunk)
+        return 0 if found is None else found.following.get(node, 0)
+
     def waits_for(self, flight: Flight, node: str) -> bool:
         """Say whether a flight hangs on a node's, so that the two would wait for each other."""
         at: Flight | None = flight
@@ -125,14 +130,16 @@ class Flights:
         self.count += 1
         if flight.parent:
             self._towards[flight.parent] = self._towards.get(flight.parent, 0) + 1
-            followed = found.by_node.get(flight.parent)
-            if followed is not None:
-                followed.followers += 1
-                if followed.followers >= self._fanout:
-                    found.open.discard(followed)
+            followers = found.following[flight.parent] = found.following.get(flight.parent, 0) + 1
+            if followers >= self._fanout and flight.parent in found.by_node:
+                found.open.discard(found.by_node[flight.parent])
         elif flight.serves:
             found.origins += 1
-        if flight.serves and flight.depth < self._depth and flight.followers < self._fanout:
+        self._open(found, flight)
+
+    def _open(self, found: _OfChunk, flight: Flight) -> None:
+        """Let others be told to wait for a flight, if there is room."""
+        if flight.serves and flight.depth < self._depth and found.following.get(flight.node, 0) < self._fanout:
             found.open.add(flight)
 
     def end(self, flight: Flight) -> None:
@@ -153,16 +160,13 @@ class Flights:
             del self._of_chunk[flight.chunk]
 
     def _leave(self, found: _OfChunk, parent: str) -> None:
-        left = self._towards[parent] - 1
-        if left:
-            self._towards[parent] = left
-        else:
-            del self._towards[parent]
+        for counts in (self._towards, found.following):
+            counts[parent] -= 1
+            if not counts[parent]:
+                del counts[parent]
         followed = found.by_node.get(parent)
-        if followed is not None and followed.followers:
-            followed.followers -= 1
-            if followed.serves and followed.depth < self._depth:
-                found.open.add(followed)
+        if followed is not None:
+            self._open(found, followed)
 
     def end_all(self, node: str) -> None:
         """End every flight of a node that is gone."""

@@ -33,7 +33,7 @@ class ChoicePolicy(Value, frozen=True):
 
     bandwidth_weight: Share = 0.6
     load_weight: Share = 0.4
-    sampled: Number = 8
+    sampled: Number = 6
     candidates: Number = 3
     fair_share: Annotated[float, Meta(gt=1)] = 1.5
     fanout: Number = 2
@@ -147,10 +147,12 @@ class AcquisitionPolicy(Value, frozen=True):
         lookups: how often the tracker is asked for one chunk.
         attempts: how many peers are asked for it in all.
         patience_s: after this the origin is asked, whatever the peers do. A peer that dawdles costs this much, once.
+        hold_s: how long it waits at a peer that is only fetching the chunk. If that one died, nothing else says so.
         wait_limit_s: the longest that a tracker can make a node wait between two lookups.
     """
 
     lookups: Number = 4
     attempts: Number = 6
-    patience_s: Seconds = 5.0
+    patience_s: Seconds = 10.0
+    hold_s: Seconds = 2.0
     wait_limit_s: Seconds = 1.0

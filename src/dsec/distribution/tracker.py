@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dsec.distribution.choice import Offer, rank
+from dsec.distribution.choice import Offer, has_room, rank
 from dsec.distribution.flights import Flight, Flights
 from dsec.distribution.holdings import Holdings
 from dsec.distribution.messages import (
@@ -349,7 +349,7 @@ class Tracker:
         if flight is None:
             return question
         self._land(flight)
-        return replace(question, avoided=question.avoided | flight.avoided, followers=flight.followers)
+        return replace(question, avoided=question.avoided | flight.avoided) if flight.avoided else question
 
     def _offers(self, question: _Question, now_s: float) -> list[Offer[_Node]]:
         """Return what a few can offer that have the chunk, or are fetching it."""
@@ -362,16 +362,25 @@ class Tracker:
     def _drawn(self, question: _Question, count: int, now_s: float) -> list[Offer[_Node]]:
         offers = []
         names = set()
+        roomy = False
         for name in self._holdings.draw(question.layer, question.chunk, count, self._bits):
             node = self._usable(question, name, now_s)
             if node is not None:
                 names.add(name)
-                offers.append(self._offer(node, 0, now_s))
+                offer = self._offer(node, 0, now_s)
+                roomy = roomy or has_room(offer)
+                offers.append(offer)
+        return offers if roomy else offers + self._drawn_pending(question, count, names, now_s)
+
+    def _drawn_pending(self, question: _Question, count: int, names: set[str], now_s: float) -> list[Offer[_Node]]:
+        """Return offers of those who are fetching the chunk. Who is followed itself must not follow its followers."""
+        followed = self._flights.followers(question.chunk, question.node) > 0
+        offers = []
         for flight in self._flights.open_for(question.chunk).draw(count, self._bits):
             if flight.node in names or flight.until_s <= now_s:
                 continue
             node = self._usable(question, flight.node, now_s)
-            if node is not None and not self._flights.waits_for(flight, question.node):
+            if node is not None and not (followed and self._flights.waits_for(flight, question.node)):
                 offers.append(self._offer(node, flight.depth, now_s))
         return offers
 
@@ -427,7 +436,6 @@ class Tracker:
                 layer=question.layer,
                 proposed=frozenset(offer.peer.name for offer in ranked),
                 avoided=question.avoided,
-                followers=question.followers,
                 serves=asker is not None and asker.slots > 0,
             )
         )
@@ -447,5 +455,3 @@ class _Question:
     chunk: str
     avoided: frozenset[str]
     busy: frozenset[str]
-    followers: int = 0
-    """How many were told to wait for it, when it asked before."""
