@@ -5,14 +5,12 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
-import io
 import json
 import lzma
 import os
 import shutil
 import stat
 import subprocess
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,25 +25,10 @@ from dsec.images.oci_export import export_oci_layout
 from dsec.images.store import LocalImageStore
 from dsec.images.tree_writer import ArchiveLimits
 from dsec.model.image import ImageConfig, ImageInfo
+from dsec.testing.oci_layouts import tar_of, write_layout
 
 needs_umoci = pytest.mark.skipif(shutil.which("umoci") is None, reason="umoci is not installed")
 needs_skopeo = pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo is not installed")
-
-
-def tar_of(**files: str | None) -> bytes:
-    """Return a tar; a value of None makes a directory, and ``__`` stands for a slash."""
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, text in files.items():
-            info = tarfile.TarInfo(name.replace("__", "/").replace("WH", ".wh."))
-            info.mtime = 1_600_000_000
-            if text is None:
-                info.type, info.mode = tarfile.DIRTYPE, 0o755
-                tar.addfile(info)
-            else:
-                info.size = len(text)
-                tar.addfile(info, io.BytesIO(text.encode()))
-    return output.getvalue()
 
 
 def run_import(store: LocalImageStore, path: Path, **options: object) -> ImageInfo:
@@ -118,25 +101,6 @@ def test_directory_is_imported_without_following_its_links(store: LocalImageStor
     (mounted,) = store.mount(["mine"]).layer_paths
     assert os.readlink(mounted / "etc") == "/etc"
     assert image.layers[0].digest == directory_digest(tree)[0]
-
-
-def write_layout(root: Path, layers: list[bytes], **config: object) -> Path:
-    """Write an OCI layout by hand."""
-    blobs = root / "blobs/sha256"
-    blobs.mkdir(parents=True)
-
-    def put(data: bytes) -> dict[str, object]:
-        digest = hashlib.sha256(data).hexdigest()
-        (blobs / digest).write_bytes(data)
-        return {"digest": f"sha256:{digest}", "size": len(data), "mediaType": "x"}
-
-    diff_ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
-    document = {"os": "linux", "config": config, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
-    manifest = {"layers": [put(gzip.compress(layer)) for layer in layers], "config": put(json.dumps(document).encode())}
-    index = {"manifests": [put(json.dumps(manifest).encode())]}
-    (root / "index.json").write_text(json.dumps(index))
-    (root / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    return root
 
 
 def test_config_of_an_oci_image_is_taken_over(store: LocalImageStore, tmp_path: Path) -> None:

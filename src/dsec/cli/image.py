@@ -16,7 +16,7 @@ import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.lazy import HELP_OPTIONS, Lazy, LazyGroup
-from dsec.cli.parameters import json_option, pairs_option, words
+from dsec.cli.parameters import json_option, merge_options, pairs_option, words
 
 if TYPE_CHECKING:
     from dsec.images.store import LocalImageStore
@@ -36,6 +36,7 @@ _EXISTING = click.Path(path_type=Path)
         "prefetch": Lazy("dsec.cli.image_prefetch:prefetch", "Bring what will be read of an image before it is."),
         "publish": Lazy("dsec.cli.image_sharing:publish", "Put an image into the object store, for other hosts."),
         "verify": Lazy("dsec.cli.image_sharing:verify", "Check an image: manifest, layers, chunks."),
+        "merge": Lazy("dsec.cli.image_layers:merge", "Merge layers of an image that nobody else shares."),
         "pull": Lazy("dsec.cli.image_sharing:pull", "Make a published image known here; its bytes come when touched."),
     },
 )
@@ -67,6 +68,7 @@ def image() -> None:
 )
 @click.option("--as-layer", is_flag=True, help="It is to be stacked on other images: a toolkit, or a workspace.")
 @click.option("--at", default="/", metavar="DIR", help="Where it is to lie, with --as-layer.  [/]")
+@merge_options
 @json_option
 @pass_options
 def import_(
@@ -82,6 +84,8 @@ def import_(
     fingerprint: Path | None,
     as_layer: bool,
     at: str,
+    merge_up_to: int,
+    keep_layers: int,
     as_json: bool,
 ) -> None:
     """Import an image: a tar of a root file system, an OCI layout, a docker archive, or a directory.
@@ -94,12 +98,13 @@ def import_(
     from dsec.images.fingerprint_rules import read_rules
     from dsec.images.importers.detect import ImportFormat, import_image
     from dsec.images.importers.request import ImportRequest
+    from dsec.images.merge_plan import MergeRule
     from dsec.model.image import ImageConfig, StateHooks
 
     hooks = StateHooks(export_state=words(export_hook), import_state=words(import_hook))
     config = ImageConfig(env=dict(env), workdir=workdir, user=user)
     rules = None if fingerprint is None else read_rules(fingerprint)
-    with opened_store(options) as store, _progress() as progress:
+    with opened_store(options) as store, showing_progress() as progress:
         request = ImportRequest(
             path=path,
             name=name,
@@ -109,6 +114,7 @@ def import_(
             progress=progress,
             as_layer=as_layer,
             at=os.fsencode(at.strip("/")),
+            merge=MergeRule(threshold_bytes=merge_up_to, keep_layers=keep_layers),
         )
         made = import_image(store, request, kind=ImportFormat(kind))
     show_made(made, as_json)
@@ -120,6 +126,7 @@ def import_(
 @click.option("-f", "--file", "dockerfile", type=_EXISTING, help="Dockerfile.  [CONTEXT/Dockerfile]")
 @pairs_option("--build-arg", help="Value of an ARG.")
 @click.option("--no-cache", is_flag=True, help="Run every step, and store what they add as one layer.")
+@merge_options
 @json_option
 @pass_options
 def build(
@@ -129,13 +136,16 @@ def build(
     dockerfile: Path | None,
     build_arg: tuple[tuple[str, str], ...],
     no_cache: bool,
+    merge_up_to: int,
+    keep_layers: int,
     as_json: bool,
 ) -> None:
     """Build an image from a Dockerfile. FROM means an image of this host; nothing is pulled."""
     from dsec.images.build import BuildRequest
     from dsec.images.build import build as build_image
+    from dsec.images.merge_plan import MergeRule
 
-    with opened_store(options) as store, _progress() as progress:
+    with opened_store(options) as store, showing_progress() as progress:
         made = build_image(
             store,
             BuildRequest(
@@ -144,6 +154,7 @@ def build(
                 dockerfile=dockerfile,
                 arguments=dict(build_arg),
                 cache=not no_cache,
+                merge=MergeRule(threshold_bytes=merge_up_to, keep_layers=keep_layers),
                 progress=progress,
             ),
         )
@@ -158,7 +169,7 @@ def prepare(options: Options, name: str, as_json: bool) -> None:
     """Make sure that the image NAME is here: build it if DSec has a recipe for it."""
     from dsec.images.recipes import ensure
 
-    with opened_store(options) as store, _progress() as progress:
+    with opened_store(options) as store, showing_progress() as progress:
         made = ensure(store, name, progress=progress)
     show_made(made, as_json)
 
@@ -311,7 +322,7 @@ def opened_store(options: Options) -> Iterator[LocalImageStore]:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def showing_progress() -> Iterator[Callable[[str], None]]:
     """Show lines on stderr: on a terminal the last one, with a spinner; otherwise all of them."""
     from rich.console import Console
     from rich.markup import escape

@@ -129,3 +129,23 @@ def stack_options(function: F) -> F:
 def stack_of(workspace: str | None, toolkits: tuple[str, ...]) -> tuple[str, ...]:
     """Return the images above the base, in the order in which they are stacked."""
     return ((workspace,) if workspace else ()) + toolkits
+
+
+def merge_options(function: F) -> F:
+    """Add ``--merge-up-to`` and ``--keep-layers``: which neighbouring layers of an image become one."""
+    threshold = click.option(
+        "--merge-up-to",
+        type=size,
+        default="3GiB",
+        show_default=True,
+        metavar="SIZE",
+        help="Merge neighbouring layers that nobody shares up to this size; 0 merges none.",
+    )
+    keep = click.option(
+        "--keep-layers",
+        type=click.IntRange(min=0),
+        default=5,
+        show_default=True,
+        help="Merge nothing in an image of no more layers than these.",
+    )
+    return threshold(keep(function))

@@ -45,13 +45,21 @@ class Below:
 
     def is_directory(self, path: bytes) -> bool:
         """Whether the layers show a directory at a path."""
+        status = self._upper(path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
+
+    def shows(self, path: bytes) -> bool:
+        """Whether the layers show anything at a path."""
+        status = self._upper(path)
+        return status is not None and not (stat.S_ISCHR(status.st_mode) and status.st_rdev == 0)
+
+    def _upper(self, path: bytes) -> os.stat_result | None:
         *parents, name = path.split(b"/")
         with ExitStack() as opened:
             at = self._roots
             for part in parents:
                 at = self._enter(at, part, opened)
-            status = next((found for fd in at if (found := _status(fd, name)) is not None), None)
-            return status is not None and stat.S_ISDIR(status.st_mode)
+            return next((found for fd in at if (found := _status(fd, name)) is not None), None)
 
     @staticmethod
     def _enter(at: Sequence[int], name: bytes, opened: ExitStack) -> list[int]:

@@ -31,8 +31,10 @@ from dsec.images.build_storage import BuildStorage
 from dsec.images.command import Progress, silent
 from dsec.images.dockerfile import rewrite
 from dsec.images.importers.oci_layout import import_oci_layout
+from dsec.images.importers.oci_stack import known_diffs
 from dsec.images.importers.request import ImportRequest
 from dsec.images.layers import hex_of
+from dsec.images.merge_plan import DEFAULT_RULE, MergeRule
 from dsec.images.names import canonical_name
 from dsec.images.staging import WorkDirectory
 from dsec.images.store import LocalImageStore
@@ -55,6 +57,7 @@ class BuildRequest:
         dockerfile: None: ``Dockerfile`` (or ``Containerfile``) in the context.
         arguments: values of the Dockerfile's ARGs.
         cache: keep each step's result for later builds, at the price of a layer a step; otherwise one layer is made.
+        merge: which layers become one.
         progress: takes lines for people.
     """
 
@@ -63,6 +66,7 @@ class BuildRequest:
     dockerfile: Path | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
     cache: bool = True
+    merge: MergeRule = DEFAULT_RULE
     progress: Progress = silent
 
 
@@ -160,7 +164,7 @@ def _import_result(
 ) -> ImageInfo:
     request.progress("storing the image")
     layout = work.path / "layout"
-    _leave_out_known_layers(store, storage, image, layout, work)
+    _leave_out_known_layers(store, storage, image, layout, request, work)
     # zstd takes a quarter of gzip's time, and uncompressed is not offered.
     storage.buildah(["push", "--quiet", "--format=oci", "--compression-format=zstd", image, f"oci:{layout}"], work)
     return import_oci_layout(
@@ -169,6 +173,7 @@ def _import_result(
             path=layout,
             name=request.name,
             progress=request.progress,
+            merge=request.merge,
             source=f"built from {request.context}",
             left_out=frozenset({BOUND_AT.strip("/").encode()}),
         ),
@@ -176,7 +181,7 @@ def _import_result(
 
 
 def _leave_out_known_layers(
-    store: LocalImageStore, storage: BuildStorage, image: str, layout: Path, work: WorkDirectory
+    store: LocalImageStore, storage: BuildStorage, image: str, layout: Path, request: BuildRequest, work: WorkDirectory
 ) -> None:
     """Prepare the layout so that buildah does not write the layers that are stored already.
 
@@ -188,6 +193,5 @@ def _leave_out_known_layers(
     inspected = work.path / "inspected"
     template = "{{range .OCIv1.RootFS.DiffIDs}}{{.}} {{end}}"
     storage.buildah(["inspect", "--type=image", f"--format={template}", image], work, output=inspected)
-    for diff_id in inspected.read_text().split():
-        if store.has_diff(diff_id):
-            (blobs / hex_of(diff_id)).touch()
+    for diff_id in known_diffs(store, inspected.read_text().split(), request.merge):
+        (blobs / hex_of(diff_id)).touch()

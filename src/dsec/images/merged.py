@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsec.images.overlay_merge import is_below
 from dsec.linux.walk import walk
 
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
@@ -50,27 +51,19 @@ def merged_tree(layer_paths: Sequence[Path], *, limit: int) -> Iterator[MergedEn
         closing: set[bytes] = set()
         try:
             for path, status in walk(top, limit=limit):
-                if path in decided or _is_below(path, closed):
+                if path in closed or is_below(path, closed):
+                    continue
+                # Under a directory of a higher layer, too: nothing is merged through what is no directory.
+                if not stat.S_ISDIR(status.st_mode) or _is_opaque(layer, path):
+                    closing.add(path)
+                if path in decided:
                     continue
                 decided.add(path)
-                is_directory = stat.S_ISDIR(status.st_mode)
-                if not is_directory or _is_opaque(layer, path):
-                    closing.add(path)
                 if not (stat.S_ISCHR(status.st_mode) and status.st_rdev == 0):
                     yield MergedEntry(f"/{os.fsdecode(path)}", status.st_mode, status.st_uid, status.st_gid)
         finally:
             os.close(top)
         closed |= closing
-
-
-def _is_below(path: bytes, closed: set[bytes]) -> bool:
-    """Whether one of the directories above a path is closed to lower layers."""
-    at = path.rfind(b"/")
-    while at > 0:
-        if path[:at] in closed:
-            return True
-        at = path.rfind(b"/", 0, at)
-    return False
 
 
 def _is_opaque(layer: Path, path: bytes) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import InvalidRequestError
-from dsec.images.importers.oci_config import OciImageConfig, image_config
-from dsec.images.importers.oci_layer import import_layer
+from dsec.images.importers.oci_config import OciImageConfig
+from dsec.images.importers.oci_stack import import_stack
 from dsec.images.importers.request import ImportRequest
 from dsec.images.names import canonical_name
 from dsec.images.store import LocalImageStore
@@ -39,13 +39,7 @@ def import_docker_archive(store: LocalImageStore, request: ImportRequest) -> Ima
     diff_ids = config.rootfs.diff_ids
     if not diff_ids or len(diff_ids) != len(image.layers):
         raise InvalidRequestError(f"the archive has {len(image.layers)} layers and {len(diff_ids)} diff ids")
-    digests: list[str] = []
-    with store.undone_on_failure(digests):
-        for layer, diff_id in zip(image.layers, diff_ids, strict=True):
-            digests.append(import_layer(store, _inside(root, layer), diff_id, request))
-        return store.add_image(
-            request.name, digests, request.settings(image_config(config)), source=request.told_source
-        )
+    return import_stack(store, request, config, lambda number: _inside(root, image.layers[number]))
 
 
 def _choose(root: Path, request: ImportRequest) -> _ArchivedImage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TypeVar
 
 import msgspec
@@ -29,11 +30,42 @@ class OciRootfs(msgspec.Struct, frozen=True):
     diff_ids: list[str] = []
 
 
+class OciHistory(msgspec.Struct, frozen=True):
+    """A step by which an image was made; one that added no layer is marked."""
+
+    created: str | None = None
+    created_by: str | None = None
+    empty_layer: bool | None = None
+
+
 class OciImageConfig(msgspec.Struct, frozen=True):
     """An OCI (or Docker) image configuration."""
 
     rootfs: OciRootfs
     config: OciRunConfig | None = None
+    history: list[OciHistory] | None = None
+
+
+def layer_history(config: OciImageConfig) -> dict[str, OciHistory]:
+    """Return the step that made each layer, by diff id; nothing where the history does not fit the layers."""
+    steps = [step for step in config.history or [] if not step.empty_layer]
+    diff_ids = config.rootfs.diff_ids
+    return dict(zip(diff_ids, steps, strict=True)) if len(steps) == len(diff_ids) else {}
+
+
+def layer_times(config: OciImageConfig) -> dict[str, float]:
+    """Return when each layer was made, in seconds since the epoch, by diff id; those of which nothing is known are
+    left out, as are the zeros of reproducible builds."""
+    times = {diff_id: _seconds(step.created or "") for diff_id, step in layer_history(config).items()}
+    return {diff_id: time_s for diff_id, time_s in times.items() if time_s > 0}
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds since the epoch of a time as in RFC 3339; 0 for what is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def image_config(config: OciImageConfig) -> ImageConfig:

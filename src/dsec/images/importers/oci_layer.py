@@ -12,11 +12,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsec.base.errors import InvalidRequestError, UnsafeArchiveError
+from dsec.images.below import is_opaque
 from dsec.images.entries import Entry, EntryKind, opaque_xattrs, whiteout
 from dsec.images.importers.compression import file_digest, opened_archive
 from dsec.images.importers.request import ImportRequest
 from dsec.images.importers.rootfs_tar import stream_limit
 from dsec.images.importers.tar_reader import TarReader
+from dsec.images.opened import opened_layer
 from dsec.images.store import LocalImageStore
 from dsec.images.tree_writer import TreeWriter
 from dsec.linux.userns import is_host_root
@@ -91,6 +93,15 @@ def import_layer(store: LocalImageStore, blob: Path, diff_id: str, request: Impo
         digest = store.take_layer(tree)
     store.remember_diff(diff_id, digest)
     return digest
+
+
+def hides_all_below(store: LocalImageStore, digest: str) -> bool:
+    """Tell whether a layer hides everything that lower layers have: its root is opaque.
+
+    Overlayfs does not look for the attribute there, so that such a layer has to be the lowest of its image.
+    """
+    with store.work_directory() as work, opened_layer(store, digest, work) as root_fd:
+        return is_opaque(root_fd)
 
 
 def check_digest(what: str, expected: str, found: str) -> None:

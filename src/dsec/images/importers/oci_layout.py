@@ -15,8 +15,9 @@ import msgspec
 
 from dsec.base.errors import InvalidRequestError
 from dsec.base.units import MIB
-from dsec.images.importers.oci_config import OciImageConfig, image_config
-from dsec.images.importers.oci_layer import check_blob, import_layer
+from dsec.images.importers.oci_config import OciImageConfig
+from dsec.images.importers.oci_layer import check_blob
+from dsec.images.importers.oci_stack import import_stack
 from dsec.images.importers.request import ImportRequest
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo
@@ -72,14 +73,7 @@ def import_oci_layout(store: LocalImageStore, request: ImportRequest) -> ImageIn
             f"between 1 and {_MAX_LAYERS}",
             resolution="export the image again",
         )
-    digests: list[str] = []
-    with store.undone_on_failure(digests):
-        for descriptor, diff_id in zip(manifest.layers, diff_ids, strict=True):
-            known = store.layer_of_diff(diff_id)
-            digests.append(known or import_layer(store, layout.blob(descriptor), diff_id, request))
-        return store.add_image(
-            request.name, digests, request.settings(image_config(config)), source=request.told_source
-        )
+    return import_stack(store, request, config, lambda number: layout.blob(manifest.layers[number]))
 
 
 class _Layout:

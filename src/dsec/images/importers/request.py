@@ -10,6 +10,7 @@ import msgspec
 from dsec.images.command import Progress, silent
 from dsec.images.entries import Entry
 from dsec.images.importers.toolkit import placed
+from dsec.images.merge_plan import DEFAULT_RULE, MergeRule
 from dsec.images.tree_writer import DEFAULT_LIMITS, ArchiveLimits
 from dsec.model.image import FingerprintRules, ImageConfig, StateHooks
 
@@ -31,6 +32,7 @@ class ImportRequest:
         progress: takes lines for people.
         left_out: paths that are not taken over.
         source: told as the image's source; None: the path.
+        merge: which layers of an image become one.
         as_layer: what is imported is to be stacked on other images (see `dsec.images.importers.toolkit`); for a
             directory or a tar of one.
         at: directory of the sandbox where it is to lie, without a leading slash; empty: its root. With `as_layer` only.
@@ -45,6 +47,7 @@ class ImportRequest:
     progress: Progress = silent
     left_out: frozenset[bytes] = frozenset()
     source: str | None = None
+    merge: MergeRule = DEFAULT_RULE
     as_layer: bool = False
     at: bytes = b""
 
