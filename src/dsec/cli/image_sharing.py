@@ -5,7 +5,8 @@ The commands work on the stores themselves, which is safe beside running nodes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -54,15 +55,44 @@ def pull(options: Options, reference: str, name: str | None, eager: bool, as_jso
 
     REFERENCE is what `dsec image publish` printed. The image comes from the object store that this host's node uses
     (setting `store`), which must stay reachable as long as not all of it is here. A layer that is here already stays as
-    it is.
+    it is, but --eager makes one whole that was loaded when touched. When a pull is killed, the next goes on from there.
     """
     from dsec.images.lazy.sharing import pull_image
 
-    with opened_store(options) as images:
+    with opened_store(options) as images, bytes_shown("pulling") as progress:
         made = _with_objects(
-            options, None, lambda objects: pull_image(images, reference, objects, name=name, eager=eager)
+            options,
+            None,
+            lambda objects: pull_image(images, reference, objects, name=name, eager=eager, progress=progress),
         )
     show_made(made, as_json)
+
+
+@contextmanager
+def bytes_shown(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show on stderr how many bytes of how many have come: on a terminal as a bar, otherwise a line each tenth."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from dsec.base.units import format_size
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        told = -1
+
+        def say(here_bytes: int, total_bytes: int) -> None:
+            nonlocal told
+            tenths = 10 * here_bytes // max(1, total_bytes)
+            if tenths > told:
+                told = tenths
+                console.print(f"{what}: {format_size(here_bytes)} of {format_size(total_bytes)}", highlight=False)
+
+        yield say
+        return
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None, visible=False)
+        yield lambda here, total: bar.update(task, completed=here, total=total, visible=True)
 
 
 @click.command(name="verify")

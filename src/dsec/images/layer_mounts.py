@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,19 @@ from dsec.model.image import LayerFormat
 _BIND_FLAGS = mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """How much of a layer is here.
+
+    Attributes:
+        here_bytes: content bytes of it.
+        path: its file, if it is whole; it may go when others need the room.
+    """
+
+    here_bytes: int
+    path: Path | None = None
+
+
 class LazyLayers(Protocol):
     """Who mounts layers that are loaded when touched: `dsec.images.lazy.client.LayerDaemon`."""
 
@@ -32,6 +46,14 @@ class LazyLayers(Protocol):
             manifest_id: name of its manifest.
             origins: where its chunks can be had; none: where they were had before.
             file: that has the manifest; None: an origin has it.
+        """
+
+    def bring(self, manifest_id: str, *, origins: Sequence[str], file: Path, within_s: float) -> Brought | None:
+        """Fetch for a while what is missing of a layer, mounted or not; None: there is nobody to keep it, or it is too
+        large for what is kept, so that whoever needs it must fetch it himself. Arguments as of `mount`.
+
+        Raises:
+            HostDiskFullError: no room for it.
         """
 
     def unmount(self, manifest_id: str) -> bool:
@@ -54,6 +76,9 @@ class NoLazyLayers:
             "layers that are loaded when touched need root, and a store that they come from",
             resolution="pull the image again with --eager",
         )
+
+    def bring(self, manifest_id: str, *, origins: Sequence[str], file: Path, within_s: float) -> Brought | None:
+        return None
 
     def unmount(self, manifest_id: str) -> bool:
         return False
@@ -146,7 +171,8 @@ class LayerMounts:
                 raise
             return False
         target.rmdir()
-        if manifest_id := self._manifest_of(name):
+        manifest_id = self._manifest_of(name)
+        if manifest_id and manifest_id in self._lazy.mounted():
             self._lazy.unmount(manifest_id)
         return True
 

@@ -19,7 +19,7 @@ from dsec.images.command import run
 from dsec.images.durable import sync_path, write_atomically
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.listing import directory_digest, tree_digest, walk
-from dsec.images.staging import WorkDirectory
+from dsec.images.staging import WorkDirectory, remove_tree
 from dsec.images.tree_writer import TreeWriter, copy_tree
 from dsec.model.image import LayerFormat, LayerInfo
 
@@ -40,7 +40,7 @@ class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         format: how it is stored beside this file.
         size_bytes: bytes on disk: the file's size, or the sum of the sizes of all regular files.
         entries: number of entries, the root included.
-        manifest: name of the manifest of a lazy one; empty: it is none.
+        manifest: name of the manifest of a lazy one, or of one that was lazy before all of it was here; empty: neither.
         origins: where the chunks of a lazy one can be had, in the order in which to ask (`dsec.images.lazy.origins`);
             none: in the store that whoever serves it was started with.
     """
@@ -104,6 +104,26 @@ def adopt_erofs(file: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
     file = file.rename(target / EROFS_FILE)
     sync_path(file)
     return target, _read_and_finish(target, file, work)
+
+
+def make_whole(target: Path, made: Path, record: LayerRecord, manifest: str) -> None:
+    """Put what was made in a work directory in place of a lazy layer of the same digest.
+
+    Its manifest stays beside it: who has read the record before may still open it. A crash leaves the lazy layer, with
+    a file that means nothing, which is replaced the next time.
+
+    Args:
+        target: directory of the lazy layer.
+        made: directory of the whole one.
+        record: of the whole one.
+        manifest: name of the lazy one's manifest.
+    """
+    content = content_path(target, record)
+    if content.is_dir():
+        remove_tree(content)
+    content_path(made, record).rename(content)
+    sync_path(target)
+    write_record(target, msgspec.structs.replace(record, manifest=manifest))
 
 
 def _read_and_finish(target: Path, file: Path, work: WorkDirectory) -> LayerRecord:

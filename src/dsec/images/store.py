@@ -20,6 +20,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from dsec.base.errors import AlreadyExistsError, InvalidRequestError, StateCorruptedError
 from dsec.images import erofs, layers
 from dsec.images.below import Below
@@ -37,7 +39,7 @@ from dsec.images.stacking import check_count, check_roots, stacked
 from dsec.images.staging import Pins, Staging, WorkDirectory, remove_tree
 from dsec.images.tree_reader import entries_of_upper
 from dsec.images.tree_writer import TreeWriter
-from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
+from dsec.model.image import ImageConfig, ImageInfo, LayerFormat, LayerInfo
 from dsec.model.state import PackReport
 
 _DIRECTORIES = ("layers", "names", "diffs", "mounts", "staging", "pins")
@@ -118,6 +120,11 @@ class LocalImageStore:
             self._staging.sweep()
             self._collect(used)
         self._delete_doomed()
+
+    @property
+    def lazy(self) -> LazyLayers:
+        """Who mounts the layers that are loaded when touched."""
+        return self._lazy
 
     def close(self) -> None:
         """Let go of pins; mounts stay for the next process. Idempotent."""
@@ -271,7 +278,7 @@ class LocalImageStore:
     def _add_origins(self, digest: str, manifest_id: str, origins: Sequence[str]) -> None:
         with exclusive(self._lock):
             record = self._record(digest)
-            if record.manifest != manifest_id:
+            if record.format is not LayerFormat.LAZY or record.manifest != manifest_id:
                 return  # It is whole, or cut otherwise, so that these origins need not have its chunks.
             changed = record.pulled_from(origins)
             if changed != record:
@@ -281,13 +288,14 @@ class LocalImageStore:
         """Tell whether a layer is stored, in whatever form."""
         return (self._layers / hex_of(digest)).is_dir()
 
-    def take_erofs_file(self, file: Path, work: WorkDirectory, *, expected: str) -> str:
+    def take_erofs_file(self, file: Path, work: WorkDirectory, *, expected: str, protect: bool = True) -> str:
         """Store the EROFS file that was brought into a work directory of this store, and return its digest.
 
         Args:
             file: in `work`; it belongs to the store from now on.
             work: from `work_directory`.
             expected: the digest that what is in it must have.
+            protect: keep it until it is named. False: it is protected already, being stored lazily.
 
         Raises:
             StateCorruptedError: it has another one, or is no sound EROFS file.
@@ -300,7 +308,7 @@ class LocalImageStore:
                     detail=f"its content has the digest {record.digest}",
                     resolution="publish the image again",
                 )
-            return self._place(made, record)
+            return self._place(made, record, protect=protect)
 
     def stored_layer(self, digest: str) -> tuple[Path, LayerRecord]:
         """Return the file, directory or manifest that a layer is stored as, and its record.
@@ -317,16 +325,32 @@ class LocalImageStore:
                 return self._place(*layers.write_erofs(tree, work))
             return self._place(*layers.write_directory(tree, work, take=take))
 
-    def _place(self, made: Path, record: LayerRecord) -> str:
-        """Give a layer made in a work directory its place, unless it is there; protect it until it is named."""
+    def _place(self, made: Path, record: LayerRecord, *, protect: bool = True) -> str:
+        """Give a layer made in a work directory its place, unless it is there; protect it until it is named.
+
+        A whole one takes the place of a lazy one. Mounts of that go on as they are.
+        """
         with exclusive(self._lock):
             target = self._layers / hex_of(record.digest)
-            self._pins.add(record.digest)
+            if protect:
+                self._pins.add(record.digest)
             if not target.exists():
                 sync_path(made)
                 made.rename(target)
                 sync_path(self._layers)
+            elif record.format is not LayerFormat.LAZY:
+                there = self._record(record.digest)
+                if there.format is LayerFormat.LAZY:
+                    layers.make_whole(target, made, record, there.manifest)
+                    self._describe_anew(record.info)
         return record.digest
+
+    def _describe_anew(self, layer: LayerInfo) -> None:
+        """Let the images that a layer is part of say how it is stored now."""
+        for image in list(self._catalog.images()):
+            infos = tuple(layer if info.digest == layer.digest else info for info in image.layers)
+            if infos != image.layers:
+                self._catalog.write(msgspec.structs.replace(image, layers=infos))
 
     def add_image(
         self, name: str, layers: Sequence[str], config: ImageConfig, *, source: str, replace: bool = True

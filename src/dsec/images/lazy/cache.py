@@ -137,6 +137,12 @@ class LayerCache:
                     return content
         return None
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so many more bytes are within the bound, taking away what nobody holds."""
+        with self._mutex:
+            held = sum(self._layers[name].held_bytes for name in self._holds)
+            return held + size_bytes <= self._limit_bytes
+
     def remove(self, manifest_id: str) -> bool:
         """Take a layer away; return False when it is held, or not there."""
         with self._mutex:

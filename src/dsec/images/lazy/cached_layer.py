@@ -102,6 +102,12 @@ class CachedLayer:
         with self._lock:
             return self._held_bytes
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Content bytes of the chunks that are there; those of the metadata count with the chunks that hold them."""
+        with self._lock:
+            return self._held_bytes - (self._length(METADATA) if METADATA in self._there else 0)
+
     def has(self, position: int) -> bool:
         """Whether a chunk, or `METADATA`, is there."""
         with self._lock:

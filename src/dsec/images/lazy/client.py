@@ -19,10 +19,11 @@ import msgspec
 from dsec.base.errors import NodeUnavailableError, StateCorruptedError
 from dsec.distribution.prefetch import PrefetchProgress
 from dsec.images.durable import try_lock
-from dsec.images.layer_mounts import LazyLayers, NoLazyLayers
+from dsec.images.layer_mounts import Brought, LazyLayers, NoLazyLayers
 from dsec.images.lazy.daemon_options import DaemonOptions, read_options, write_options
 from dsec.images.lazy.daemon_wire import (
     Answer,
+    Bring,
     Mount,
     Prefetch,
     Request,
@@ -77,6 +78,23 @@ class LayerDaemon:
         """
         request = Mount(manifest=manifest_id, origins=tuple(origins), file="" if file is None else str(file))
         return Path(self._ask(request).path)
+
+    def bring(self, manifest_id: str, *, origins: Sequence[str], file: Path, within_s: float) -> Brought | None:
+        """Fetch for a while what is missing of a layer, mounted or not.
+
+        Returns:
+            How much of it is here. None: the cache is too small for it.
+
+        Raises:
+            HostDiskFullError: no room for it.
+            ObjectNotFoundError, StoreUnavailableError, StateCorruptedError: a chunk cannot be had.
+            NodeUnavailableError: no daemon answers, and none can be started.
+        """
+        request = Bring(manifest=manifest_id, origins=tuple(origins), file=str(file), within_s=within_s)
+        answer = self._ask(request)
+        if not answer.done:
+            return None
+        return Brought(here_bytes=answer.here_bytes, path=Path(answer.path) if answer.path else None)
 
     def unmount(self, manifest_id: str) -> bool:
         """Unmount a layer; return False when something of it is open."""

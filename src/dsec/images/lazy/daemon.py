@@ -35,6 +35,7 @@ from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.daemon_options import DaemonOptions, read_options
 from dsec.images.lazy.daemon_wire import (
     Answer,
+    Bring,
     Mount,
     Prefetch,
     Request,
@@ -236,6 +237,8 @@ class _Door:
             file = Path(request.file) if request.file else None
             manifest = self._server.manifest(request.manifest, origins=request.origins, file=file)
             return Answer(path=str(self._mounts.ensure(manifest, request.origins)))
+        if isinstance(request, Bring):
+            return self._brought(request)
         if isinstance(request, Restart):
             self._server.flush()
             os._exit(_RESTART_STATUS)
@@ -250,6 +253,15 @@ class _Door:
         if isinstance(request, Status):
             return self._status()
         return self._about_reads(request)
+
+    def _brought(self, request: Bring) -> Answer:
+        file = Path(request.file) if request.file else None
+        manifest = self._server.manifest(request.manifest, origins=request.origins, file=file)
+        brought = self._server.bring_whole(manifest, request.origins, within_s=request.within_s)
+        if brought is None:
+            return Answer()
+        path = "" if brought.path is None else str(brought.path)
+        return Answer(done=True, here_bytes=brought.here_bytes, path=path)
 
     def _about_reads(self, request: Prefetch | StopPrefetch | Statistics | Touched) -> Answer:
         if isinstance(request, Prefetch):

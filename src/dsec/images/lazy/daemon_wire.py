@@ -32,6 +32,20 @@ class Mount(_Tagged, frozen=True, tag="mount"):
     file: str = ""
 
 
+class Bring(_Tagged, frozen=True, tag="bring"):
+    """Fetch for a while what is missing of a layer, mounted or not.
+
+    Attributes:
+        manifest, origins, file: as of `Mount`.
+        within_s: for how long.
+    """
+
+    manifest: str
+    origins: tuple[str, ...] = ()
+    file: str = ""
+    within_s: float = 1.0
+
+
 class Unmount(_Tagged, frozen=True, tag="unmount"):
     """Unmount a layer.
 
@@ -111,15 +125,16 @@ class Touched(_Tagged, frozen=True, tag="touched"):
     manifest: str
 
 
-Request = Mount | Unmount | Restart | Verify | Status | Prefetch | StopPrefetch | Statistics | Touched
+Request = Mount | Bring | Unmount | Restart | Verify | Status | Prefetch | StopPrefetch | Statistics | Touched
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What came of a request.
 
     Attributes:
-        path: where a layer is mounted.
-        done: whether it was unmounted; False: something of it is open.
+        path: where a layer is mounted; or, to `Bring`, its file, if all of it is here.
+        done: whether it was unmounted; False: something of it is open. To `Bring`: whether the cache has room for it.
+        here_bytes: content bytes of a layer that are here.
         pieces: chunks, and metadata, that were read.
         bad: numbers of those that were forgotten; -1 is the metadata.
         mounted: names of the manifests of all mounted layers.
@@ -134,6 +149,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     path: str = ""
     done: bool = False
+    here_bytes: int = 0
     pieces: int = 0
     bad: tuple[int, ...] = ()
     mounted: tuple[str, ...] = ()

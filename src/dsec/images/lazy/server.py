@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -24,7 +25,9 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dsec.base.errors import DsecError, StoreUnavailableError
 from dsec.distribution.prefetch import PrefetchProgress, PrefetchSettings
+from dsec.images.layer_mounts import Brought
 from dsec.images.lazy import manifest as manifests
+from dsec.images.lazy.bringing import bring_whole, no_room
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import METADATA, CachedLayer
 from dsec.images.lazy.daemon_wire import Prefetch
@@ -33,6 +36,7 @@ from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.origins import Origins
 from dsec.images.lazy.prefetching import Prefetching, open_prefetching
 from dsec.images.lazy.source import ChunkSource, Neighbours
+from dsec.images.lazy.stored import CHUNK_BYTES
 from dsec.images.lazy.touches import LayerTouches, LayerUse, Touch, Touches
 from dsec.linux.fuse import FuseMount, FuseSession, ReadOnlyFiles, ReadRequest
 
@@ -199,6 +203,38 @@ class LayerServer:
     def bring(self, manifest_id: str, positions: Sequence[int]) -> None:
         """Fetch chunks of a layer that is shown, before anybody reads them. Raises as `show`."""
         self._portal.call(self._fetcher.bring, self._layers[manifest_id], positions)
+
+    def bring_whole(self, manifest: LayerManifest, origins: Sequence[str], *, within_s: float) -> Brought | None:
+        """Fetch for a while what is missing of a layer, shown or not; None: the cache is too small for it.
+
+        Raises:
+            HostDiskFullError: no room for it. What was fetched of it goes, unless it is shown.
+            DsecError: a chunk cannot be had.
+        """
+        layer = self.cache.hold(manifest)
+        fits, has_room = True, False
+        try:
+            layer.keep_origins(origins)
+            has_room = self._portal.call(partial(bring_whole, self._fetcher, layer, within_s=within_s))
+            if not has_room:
+                fits = self.cache.has_room(CHUNK_BYTES)
+            elif layer.chunk_bytes == manifest.size_bytes:
+                layer.flush()
+                self.flush()  # If it is mounted, the kernel reads the file itself from now on.
+            path = layer.path if layer.is_complete else None
+            brought = Brought(here_bytes=layer.chunk_bytes, path=path)
+        except OSError as error:
+            has_room = error.errno not in (errno.ENOSPC, errno.EDQUOT)
+            if has_room:
+                raise _as_ours(error, within_s) from error
+        finally:
+            self.cache.release(layer)
+        if has_room:
+            return brought
+        self.cache.remove(manifest.id)
+        if fits:
+            raise no_room(manifest)
+        return None
 
     def prefetch(self, request: Prefetch) -> None:
         """Bring chunks for an owner, in place of what it wanted before; layers that are not shown are passed over.

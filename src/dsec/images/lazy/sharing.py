@@ -8,6 +8,7 @@ it and is checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -16,15 +17,13 @@ import msgspec
 
 from dsec.base.errors import (
     CapabilityMissingError,
-    DsecError,
     ObjectNotFoundError,
     PermissionDeniedError,
     StateCorruptedError,
     StoreUnavailableError,
 )
-from dsec.images.durable import full_disk_reported
 from dsec.images.layers import LayerRecord
-from dsec.images.lazy.cached_layer import write_at
+from dsec.images.lazy.bringing import Progress, untold
 from dsec.images.lazy.collection.holder import holder_of
 from dsec.images.lazy.collection.objects import tag_key
 from dsec.images.lazy.collection.opened import open_layer_objects
@@ -39,10 +38,8 @@ from dsec.images.lazy.collection.publishing import (
 from dsec.images.lazy.collection.roots import fetch_document, pin, resolve
 from dsec.images.lazy.conversion import LayerFile, fetch_manifest
 from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, encode_document, image_key, name_in
-from dsec.images.lazy.fetching import FETCHES_AT_ONCE
 from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, ObjectSource, fetch_verified
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
+from dsec.images.lazy.whole import fetch_whole
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
 from dsec.model.value import Value
@@ -133,11 +130,18 @@ def _file_of(path: Path, record: LayerRecord) -> LayerFile:
 
 
 async def pull_image(
-    images: LocalImageStore, image: str, store: ObjectStore, *, name: str | None = None, eager: bool = False
+    images: LocalImageStore,
+    image: str,
+    store: ObjectStore,
+    *,
+    name: str | None = None,
+    eager: bool = False,
+    progress: Progress = untold,
 ) -> ImageInfo:
     """Make an image of a store known here, its layers by their manifests only: chunks come when they are touched.
 
-    A layer that is here already, in whatever form, stays as it is.
+    A layer that is here already stays as it is, except that `eager` makes a lazy one whole. When a pull was killed, the
+    next goes on with what that one had fetched.
 
     Args:
         images: where it is to be known.
@@ -145,6 +149,7 @@ async def pull_image(
         store: has the image; its lazy layers come from there, and it is told that this host holds them.
         name: of the image here; None: the one it was published under.
         eager: fetch all of it, so that its layers are like those that were made here.
+        progress: of that; told now and then, from the event loop.
 
     Raises:
         InvalidRequestError: that is no reference, and no name either.
@@ -161,46 +166,28 @@ async def pull_image(
     digests: list[str] = []
     with images.undone_on_failure(digests):
         for manifest in manifests:
-            if eager and not images.has_layer(manifest.layer):
-                digests.append(await _fetch_layer(images, manifest, store))
-            else:
-                digests.append(await anyio.to_thread.run_sync(_add_lazy, images, manifest, store.url))
+            add = partial(images.add_lazy_layer, manifest, origins=[store.url])
+            digests.append(await anyio.to_thread.run_sync(add))
+        if eager:
+            await _fetch_whole(images, manifests, store.url, progress)
         source = f"{document.source} ({store.url})"
         return await anyio.to_thread.run_sync(
             lambda: images.add_image(name or document.name, digests, document.config, source=source)
         )
 
 
-def _add_lazy(images: LocalImageStore, manifest: LayerManifest, origin: str) -> str:
-    return images.add_lazy_layer(manifest, origins=[origin])
+async def _fetch_whole(
+    images: LocalImageStore, manifests: Sequence[LayerManifest], origin: str, progress: Progress
+) -> None:
+    total_bytes = sum(manifest.size_bytes for manifest in manifests)
+    done_bytes = 0
 
+    def tell(here_bytes: int, _: int) -> None:
+        progress(done_bytes + here_bytes, total_bytes)
 
-async def _fetch_layer(images: LocalImageStore, manifest: LayerManifest, store: ObjectStore) -> str:
-    """Fetch all chunks of a layer, several at a time, and store the file that they make."""
-    source, limiter = ObjectSource(store), anyio.CapacityLimiter(FETCHES_AT_ONCE)
-    failures: list[DsecError] = []
-    with images.work_directory() as work, full_disk_reported("pulling an image"):
-        path = work.path / "pulled.erofs"
-        with path.open("wb") as file:
-            file.truncate(manifest.size_bytes)
-
-            async def fetch(position: int, ref: ChunkRef) -> None:
-                async with limiter:
-                    if failures:
-                        return
-                    try:
-                        content = await fetch_verified([source], ref, timeout_s=DEFAULT_TIMEOUT_S)
-                    except DsecError as error:
-                        failures.append(error)
-                        return
-                    await anyio.to_thread.run_sync(write_at, file.fileno(), content, position * CHUNK_BYTES)
-
-            async with anyio.create_task_group() as group:
-                for position, ref in enumerate(manifest.chunks):
-                    group.start_soon(fetch, position, ref)
-        if failures:
-            raise failures[0]
-        return await anyio.to_thread.run_sync(lambda: images.take_erofs_file(path, work, expected=manifest.layer))
+    for manifest in manifests:
+        await fetch_whole(images, manifest, origins=[origin], progress=tell)
+        done_bytes += manifest.size_bytes
 
 
 async def _hold(

@@ -1,0 +1,310 @@
+"""Lazy layers become whole: from what is cached, beside live mounts, again after a kill, and not on a full disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import pytest
+
+from dsec.base.errors import HostDiskFullError
+from dsec.images.layer_mounts import NoLazyLayers
+from dsec.images.lazy import manifest as manifests
+from dsec.images.lazy.client import LayerDaemon, end_daemon
+from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.lazy.source import chunk_key
+from dsec.images.lazy.stored import CHUNK_BYTES
+from dsec.images.staging import remove_tree
+from dsec.images.store import LocalImageStore
+from dsec.linux import mounts
+from dsec.linux.processes import ProcessIdentity
+from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
+from dsec.stores.objects_folder import FolderObjectStore
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+_FILES, _FILE_BYTES = 4, 5 << 20
+
+
+@dataclass
+class Published:
+    """An image of one layer in a folder."""
+
+    root: Path
+    reference: str
+    digest: str
+    contents: dict[str, bytes]
+
+    def copied(self, target: Path) -> FolderObjectStore:
+        """Return a store of its own that has it."""
+        shutil.copytree(self.root / "objects", target)
+        return FolderObjectStore(target)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    root = tmp_path_factory.mktemp("published")
+    contents = {f"file-{number}": os.urandom(_FILE_BYTES) for number in range(_FILES)}
+    (root / "tree").mkdir()
+    for name, content in contents.items():
+        (root / "tree" / name).write_bytes(content)
+    store = LocalImageStore(root / "images")
+    digest = store.add_layer(root / "tree")
+    store.add_image("env", [digest], ImageConfig(), source="test")
+    reference = anyio.run(publish_image, store, "env", FolderObjectStore(root / "objects")).reference
+    store.close()
+    return Published(root, reference, digest, contents)
+
+
+@dataclass
+class Host:
+    """An image store with its daemon."""
+
+    store: LocalImageStore
+    daemon: LayerDaemon
+    objects: FolderObjectStore
+    reference: str
+    told: list[tuple[int, int]] = field(default_factory=list)
+
+    def pull(self, *, eager: bool) -> ImageInfo:
+        async def pull() -> ImageInfo:
+            return await pull_image(
+                self.store, self.reference, self.objects, eager=eager, progress=lambda *told: self.told.append(told)
+            )
+
+        return anyio.run(pull)
+
+    def kill_daemon(self) -> None:
+        status = self.daemon.status()
+        os.kill(status.keeper_pid, signal.SIGKILL)
+        while ProcessIdentity.of(status.keeper_pid) is not None or ProcessIdentity.of(status.pid) is not None:
+            pass
+
+
+OpenHost = Callable[..., Host]
+
+
+@pytest.fixture
+def open_host(tmp_path: Path, published: Published) -> Iterator[OpenHost]:
+    hosts: list[Host] = []
+
+    def open_one(
+        name: str = "here",
+        *,
+        in_use: Callable[[], frozenset[str] | None] = frozenset,
+        has_daemon: bool = True,
+        limit_bytes: int = 1 << 30,
+    ) -> Host:
+        objects = published.copied(tmp_path / f"objects-{len(hosts)}")
+        root = tmp_path / name
+        daemon = LayerDaemon(root / "lazy", DaemonOptions(store_url=objects.url, cache_limit_bytes=limit_bytes))
+        lazy = daemon if has_daemon else NoLazyLayers()
+        hosts.append(Host(LocalImageStore(root, lazy=lazy, layers_in_use=in_use), daemon, objects, published.reference))
+        return hosts[-1]
+
+    yield open_one
+    for host in hosts:
+        host.store.close()
+        remove_tree(host.store.root / "mounts")
+        remove_tree(host.daemon.root / "mounts")
+        end_daemon(host.daemon.root)
+
+
+def _read(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in root.iterdir()}
+
+
+def _only_format(image: ImageInfo) -> LayerFormat:
+    (layer,) = image.layers
+    return layer.format
+
+
+def test_a_lazy_layer_becomes_whole_under_live_mounts_and_needs_nobody_any_more(
+    open_host: OpenHost, published: Published
+) -> None:
+    used: set[str] = {published.digest}
+    host = open_host(in_use=lambda: frozenset(used))
+    assert _only_format(host.pull(eager=False)) is LayerFormat.LAZY
+    host.store.tag("env", "other")
+    (root,) = host.store.mount(["env"]).layer_paths
+    with (root / "file-0").open("rb") as held:
+        assert held.read(1000) == published.contents["file-0"][:1000]
+        assert _only_format(host.pull(eager=True)) is LayerFormat.EROFS
+        host.kill_daemon()
+        shutil.rmtree(host.objects.url.removeprefix("file://"))
+        assert held.read() == published.contents["file-0"][1000:]
+        assert host.store.mount(["env"]).layer_paths == (root,)
+        assert _read(root) == published.contents, "sandboxes go on with the mount that they have"
+    assert {_only_format(image) for image in host.store.list()} == {LayerFormat.EROFS}, "by any name"
+    used.clear()
+    host.store.release()
+    end_daemon(host.daemon.root)
+    (root,) = host.store.mount(["other"]).layer_paths
+    assert _read(root) == published.contents
+    assert host.daemon.mounted() == frozenset(), "nobody serves it"
+    host.store.verify("env")
+
+
+def test_what_was_read_before_is_not_fetched_again(open_host: OpenHost, published: Published) -> None:
+    host = open_host()
+    host.pull(eager=False)
+    (root,) = host.store.mount(["env"]).layer_paths
+    assert (root / "file-1").read_bytes() == published.contents["file-1"]
+    before = host.daemon.status()
+    host.pull(eager=True)
+    status = host.daemon.status()
+    _, record = host.store.stored_layer(published.digest)
+    metadata_bytes = status.cached_bytes - record.size_bytes
+    assert status.fetched_bytes == record.size_bytes + metadata_bytes
+    assert before.fetched_bytes > CHUNK_BYTES
+    here, totals = zip(*host.told, strict=True)
+    assert list(here) == sorted(here)
+    assert (here[-1], set(totals)) == (record.size_bytes, {record.size_bytes})
+
+
+def test_an_import_of_what_is_here_lazily_makes_it_whole_and_live_mounts_go_on(
+    open_host: OpenHost, published: Published
+) -> None:
+    host = open_host()
+    host.pull(eager=False)
+    (root,) = host.store.mount(["env"]).layer_paths
+    digest = host.store.add_layer(published.root / "tree")
+    assert digest == published.digest
+    assert _only_format(host.store.get("env")) is LayerFormat.EROFS
+    assert _read(root) == published.contents
+    host.store.release()
+    assert host.daemon.mounted() == frozenset()
+    (root,) = host.store.mount(["env"]).layer_paths
+    assert _read(root) == published.contents
+    assert host.daemon.mounted() == frozenset()
+
+
+def test_pulls_at_the_same_time_both_succeed_and_fetch_each_chunk_once(
+    open_host: OpenHost, published: Published
+) -> None:
+    host = open_host()
+    outcomes: list[LayerFormat] = []
+
+    def pull() -> None:
+        outcomes.append(_only_format(host.pull(eager=True)))
+
+    threads = [threading.Thread(target=pull) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [LayerFormat.EROFS] * 2
+    assert host.daemon.status().fetched_bytes == host.store.stored_layer(published.digest)[1].size_bytes
+
+
+def test_pulls_without_a_daemon_wait_for_each_other(open_host: OpenHost, published: Published) -> None:
+    hosts = [open_host(has_daemon=False) for _ in range(2)]
+    threads = [threading.Thread(target=host.pull, kwargs={"eager": True}) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert _only_format(hosts[0].store.get("env")) is LayerFormat.EROFS
+    assert [path.name for path in (hosts[0].store.root / "pulls").iterdir() if path.is_dir()] == []
+
+
+def test_a_layer_that_is_larger_than_the_cache_is_fetched_beside_it(open_host: OpenHost, published: Published) -> None:
+    host = open_host(limit_bytes=2 * CHUNK_BYTES)
+    assert _only_format(host.pull(eager=True)) is LayerFormat.EROFS
+    assert _read(host.store.mount(["env"]).layer_paths[0]) == published.contents
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+import anyio
+from dsec.images.lazy import whole
+from dsec.images.lazy.cached_layer import CachedLayer
+from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.sharing import pull_image
+from dsec.images.store import LocalImageStore
+from dsec.images.layer_mounts import NoLazyLayers
+from dsec.images.lazy import manifest as manifests
+from dsec.stores.objects_folder import FolderObjectStore
+whole._FLUSH_S = 0.0
+root, objects, reference, has_daemon = Path(sys.argv[1]), FolderObjectStore(Path(sys.argv[2])), sys.argv[3], sys.argv[4]
+lazy = LayerDaemon(root / "lazy", DaemonOptions(store_url=objects.url)) if has_daemon == "daemon" else NoLazyLayers()
+(places,) = ([root / "lazy/cache"] if has_daemon == "daemon" else [root / "pulls"],)
+
+def progress(here, total):
+    if here and any(b"\\1" in path.read_bytes() for path in places[0].glob("*/present")):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+anyio.run(lambda: pull_image(LocalImageStore(root, lazy=lazy), reference, objects, eager=True, progress=progress))
+"""
+
+
+@pytest.mark.parametrize("has_daemon", [True, False])
+def test_a_pull_that_was_killed_goes_on_with_what_it_had(
+    open_host: OpenHost, published: Published, has_daemon: bool
+) -> None:
+    host = open_host(has_daemon=has_daemon)
+    folder = host.objects.url.removeprefix("file://")
+    kind = "daemon" if has_daemon else ""
+    command = [sys.executable, "-c", _KILLED, str(host.store.root), folder, host.reference, kind]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    end_daemon(host.daemon.root)
+    (present,) = (host.store.root / ("lazy/cache" if has_daemon else "pulls")).glob("*/present")
+    recorded = present.read_bytes()[1:]
+    assert any(recorded)
+    host.pull(eager=False)
+    manifest_file, _ = host.store.stored_layer(published.digest)
+    manifest = manifests.decode(manifest_file.read_bytes(), "test", expected=present.parent.name)
+    for position, ref in enumerate(manifest.chunks):
+        if recorded[position]:
+            Path(folder, chunk_key(ref.id)).unlink(missing_ok=True)
+    assert _only_format(host.pull(eager=True)) is LayerFormat.EROFS
+    assert _read(host.store.mount(["env"]).layer_paths[0]) == published.contents
+
+
+@pytest.mark.parametrize("has_daemon", [True, False])
+def test_a_full_disk_is_said_and_nothing_is_left(
+    open_host: OpenHost, published: Published, tmp_path: Path, has_daemon: bool
+) -> None:
+    (tmp_path / "here").mkdir()
+    mounts.mount("tmpfs", tmp_path / "here", "tmpfs", options="size=10m")
+    try:
+        host = open_host(has_daemon=has_daemon)
+        with pytest.raises(HostDiskFullError):
+            host.pull(eager=True)
+        assert host.store.list() == ()
+        left = [*(host.store.root / "layers").iterdir(), *(host.store.root / "staging").iterdir()]
+        caches = [host.store.root / "lazy/cache", host.store.root / "pulls"]
+        left += [path for cache in caches if cache.exists() for path in cache.iterdir() if path.is_dir()]
+        assert left == []
+        end_daemon(host.daemon.root)
+    finally:
+        mounts.unmount(tmp_path / "here", detach=True)
+
+
+def test_sandboxes_of_an_image_that_is_deleted_go_on_reading(open_host: OpenHost, published: Published) -> None:
+    used: set[str] = {published.digest}
+    host = open_host(in_use=lambda: frozenset(used))
+    host.pull(eager=False)
+    (root,) = host.store.mount(["env"]).layer_paths
+    assert (root / "file-0").read_bytes() == published.contents["file-0"]
+    host.store.remove("env")
+    host.store.release()
+    assert _read(root) == published.contents, "what was not here comes yet"
+    host.kill_daemon()
+    host.store.release()
+    assert _read(root) == published.contents
+    used.clear()
+    host.store.release()
+    assert list((host.store.root / "layers").iterdir()) == []
+    assert host.daemon.mounted() == frozenset()
