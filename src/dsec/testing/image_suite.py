@@ -151,7 +151,7 @@ class StoredImageSuite(ImageStoreSuite):
 
     @pytest.mark.root
     def test_layer_keeps_everything_that_a_tree_can_hold(self, store: LocalImageStore, tmp_path: Path) -> None:
-        tree = _tree_with_everything(tmp_path / "t")
+        tree = tree_with_everything(tmp_path / "t")
         digest = store.add_layer(tree)
         store.add_image("mine", [digest], CONFIG, source="test")
         (mounted,) = store.mount(["mine"]).layer_paths
@@ -318,7 +318,7 @@ def _wait_swept(open_store: OpenStore, staging: Path, *, patience_s: float = 30.
         open_store().close()
 
 
-def _tree_with_everything(root: Path) -> Path:
+def tree_with_everything(root: Path) -> Path:
     """Make a tree with every kind of entry that a layer may hold. Needs root."""
     make_tree(root, one="1", deep__er__file="2")
     (root / "set-uid").write_text("#!/bin/sh\n")

@@ -85,7 +85,7 @@ async def _wanted(response: Response, start: int, end: int, maximum_skipped_byte
     if start - position > maximum_skipped_bytes:
         raise RegistryFailedError(
             f"{response.where} ignores ranges: it would send {start} bytes that nobody wants",
-            resolution="fetch the whole image (dsec image pull --eager), or have the registry honour ranges",
+            resolution="have the registry, or what is between it and this host, honour ranges (RFC 9110, 14)",
             is_final=True,
         )
     async for piece in response.pieces():

@@ -97,6 +97,11 @@ def decode_document(data: bytes, whence: str) -> Document:
     return document
 
 
+def encode_document(document: Document) -> bytes:
+    """Return a manifest's bytes: the same for the same content."""
+    return msgspec.json.encode(document, order="deterministic")
+
+
 def choose(document: Document, whence: str) -> Descriptor:
     """Return the manifest of an index that is for this machine.
 

@@ -1,0 +1,182 @@
+"""Download blobs into files of the image store: resumed after anything, each once however many want it.
+
+Theory. A blob lies in ``downloads/<hex>`` as far as it came. Who works on it holds the file's lock (flock(2)), which
+the kernel takes from the dead; whoever waited finds either the file, as far as it came, or that it is gone, since what
+was made of it is stored. A file is deleted by who holds its lock, so that a holder who finds another file under the
+name begins again. What nobody came back for is deleted after a day.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from dsec.base.errors import StateCorruptedError
+from dsec.base.units import MIB
+from dsec.images.durable import full_disk_reported, try_lock
+from dsec.images.registry.blobs import resumed
+from dsec.images.registry.client import RegistryClient
+from dsec.images.registry.http import reported
+from dsec.images.registry.media import Descriptor
+from dsec.images.registry.reference import Repository
+
+OnBytes = Callable[[int], None]
+"""Told how many more bytes are here; fewer than none where they were no good."""
+_KEPT_S = 86_400.0
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
+_WRITTEN_AT_ONCE = MIB
+
+
+class Downloads:
+    """The downloads of an image store.
+
+    Args:
+        root: their directory; made if missing.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(mode=0o700, exist_ok=True)
+
+    @asynccontextmanager
+    async def held(self, name: str) -> AsyncIterator[Path]:
+        """Hold a file by its lock for the duration of the block, waiting for others. It is made if missing."""
+        path = self.root / name
+        poll_s = _FIRST_POLL_S
+        while (fd := _try_hold(path)) is None:
+            await anyio.sleep(poll_s)
+            poll_s = min(_LONGEST_POLL_S, 2 * poll_s)
+        try:
+            yield path
+        finally:
+            os.close(fd)
+
+    def discard(self, name: str) -> None:
+        """Delete a file, unless somebody works on it, who then does so."""
+        path = self.root / name
+        if (fd := _try_hold(path)) is not None:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+
+    def sweep(self) -> None:
+        """Delete what nobody works on, and nobody has come back for."""
+        for path in list(self.root.iterdir()):
+            try:
+                if time.time() - path.stat().st_mtime < _KEPT_S or (fd := try_lock(path)) is None:
+                    continue
+            except FileNotFoundError:
+                continue
+            path.unlink(missing_ok=True)
+            os.close(fd)
+
+
+def _try_hold(path: Path) -> int | None:
+    """Return the locked descriptor of the file that is under this name now; None while somebody holds it."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except FileNotFoundError:
+            pass  # Who held it before has deleted it.
+        os.close(fd)
+
+
+async def download(
+    client: RegistryClient,
+    repository: Repository,
+    descriptor: Descriptor,
+    path: Path,
+    *,
+    on_bytes: OnBytes,
+) -> None:
+    """Complete a file that the caller holds, whose beginning may be here, and verify it.
+
+    Raises:
+        StateCorruptedError: the registry has other bytes than the descriptor says.
+        HostDiskFullError: there is no room for it.
+        ObjectNotFoundError, StoreUnavailableError, UnauthorizedError, PermissionDeniedError: as the registry answers;
+            what came stays for the next try.
+    """
+    with full_disk_reported(f"downloading {descriptor.digest[:19]}"):
+        for is_last in (False, True):
+            download = _Download(path, descriptor, on_bytes)
+            began_at = await anyio.to_thread.run_sync(download.begin)
+            try:
+                with reported():
+                    async for piece in resumed(
+                        client,
+                        repository,
+                        descriptor.digest,
+                        began_at,
+                        descriptor.size,
+                        maximum_skipped_bytes=descriptor.size,
+                    ):
+                        await download.add(piece)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(download.end)
+            if download.is_verified:
+                return
+            on_bytes(-descriptor.size)
+            path.write_bytes(b"")
+            # What was here before may have been what was wrong: a crash can leave bytes that were never written.
+            if is_last or began_at == 0:
+                break
+    raise StateCorruptedError(
+        f"{repository.host} gave other bytes than {descriptor.digest} in {repository.path}",
+        resolution="push the image again; if it stays so, do not trust this registry",
+    )
+
+
+class _Download:
+    """One file under way. Its methods other than `add` block."""
+
+    def __init__(self, path: Path, descriptor: Descriptor, on_bytes: OnBytes) -> None:
+        self._descriptor = descriptor
+        self._on_bytes = on_bytes
+        self._hasher = hashlib.sha256()
+        self._pending = bytearray()
+        self._file = path.open("r+b")
+
+    @property
+    def is_verified(self) -> bool:
+        return f"sha256:{self._hasher.hexdigest()}" == self._descriptor.digest
+
+    def begin(self) -> int:
+        """Read what is here, and return how much that is."""
+        if os.fstat(self._file.fileno()).st_size > self._descriptor.size:
+            self._file.truncate(0)
+        while data := self._file.read(_WRITTEN_AT_ONCE):
+            self._hasher.update(data)
+        self._on_bytes(self._file.tell())
+        return self._file.tell()
+
+    async def add(self, piece: bytes) -> None:
+        """Take the next bytes; they are written by the megabyte."""
+        self._pending += piece
+        self._on_bytes(len(piece))
+        if len(self._pending) >= _WRITTEN_AT_ONCE:
+            await anyio.to_thread.run_sync(self._write)
+
+    def _write(self) -> None:
+        self._file.write(self._pending)
+        self._hasher.update(self._pending)
+        self._pending.clear()
+
+    def end(self) -> None:
+        """Write the rest, and close the file."""
+        with self._file:
+            self._write()

@@ -1,0 +1,211 @@
+"""Push an image to a registry in our format, so that others mount its layers by ranges of blobs
+(docs/formats/registry-image.md).
+
+A layer is cut into chunks and written to a file first: its digest is known at the end only, and what the registry has
+already need not be sent. A layer that is here by its manifest alone is taken over within its registry, without a byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+
+from dsec.base.errors import CapabilityMissingError, InvalidRequestError
+from dsec.base.units import format_size
+from dsec.images.command import Progress, silent
+from dsec.images.durable import full_disk_reported
+from dsec.images.layers import LayerRecord
+from dsec.images.lazy import manifest as manifests
+from dsec.images.lazy.conversion import LayerFile, convert
+from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, encode_document
+from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.registry import media
+from dsec.images.registry.client import RegistryClient, digest_of
+from dsec.images.registry.progress import Meter
+from dsec.images.registry.reference import SCHEME, Reference, parse_blob_url
+from dsec.images.registry.upload import BlobFile, has_blob, put_manifest, upload_blob
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageInfo, LayerFormat
+from dsec.model.value import Value
+
+
+class PushedImage(Value, frozen=True):
+    """What a push came to.
+
+    Attributes:
+        reference: the image by its digest, which proves what is pulled.
+        layers: how many.
+        sent_bytes: bytes of blobs that the registry had not got.
+        present_bytes: of those that it had.
+    """
+
+    reference: str
+    layers: int
+    sent_bytes: int = 0
+    present_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushRequest:
+    """One push.
+
+    Attributes:
+        name: of the image here.
+        reference: where it goes; its tag moves there.
+        progress: takes lines for people.
+    """
+
+    name: str
+    reference: Reference
+    progress: Progress = silent
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A layer in the repository."""
+
+    manifest: LayerManifest
+    descriptors: tuple[media.Descriptor, media.Descriptor]
+
+
+async def push_image(images: LocalImageStore, request: PushRequest, client: RegistryClient) -> PushedImage:
+    """Put an image into a registry: blobs first, the manifest last. Idempotent.
+
+    Raises:
+        ImageNotFoundError: no such image.
+        CapabilityMissingError: a layer is stored as a directory.
+        InvalidRequestError: a layer is lazy and this registry has not got it; or the reference names a digest.
+        HostDiskFullError: no room for a layer's chunks.
+        StoreUnavailableError, UnauthorizedError, PermissionDeniedError: as the registry answers. What was sent stays
+            there, and is not sent again.
+    """
+    if request.reference.digest:
+        raise InvalidRequestError(
+            f"an image cannot be pushed to {request.reference}: its digest is known afterwards",
+            resolution="name a tag",
+        )
+    return await _Push(images, request, client).carry_out()
+
+
+class _Push:
+    """One push under way."""
+
+    def __init__(self, images: LocalImageStore, request: PushRequest, client: RegistryClient) -> None:
+        self._images = images
+        self._request = request
+        self._client = client
+        self._repository = request.reference.repository
+        self._sent_bytes = 0
+        self._present_bytes = 0
+
+    async def carry_out(self) -> PushedImage:
+        info = await anyio.to_thread.run_sync(self._images.get, self._request.name)
+        layers = [await self._layer(layer.digest) for layer in info.layers]
+        config = _document(info, layers)
+        described = await self._put_bytes(media.OUR_CONFIG, config)
+        data = _encoded(described, [each for layer in layers for each in layer.descriptors])
+        reference = self._request.reference
+        target = reference.tag or digest_of(data)
+        digest = await put_manifest(self._client, self._repository, target, media.OCI_MANIFEST, data)
+        return PushedImage(
+            reference=str(Reference(repository=self._repository, tag=reference.tag, digest=digest)),
+            layers=len(layers),
+            sent_bytes=self._sent_bytes,
+            present_bytes=self._present_bytes,
+        )
+
+    async def _layer(self, digest: str) -> _Layer:
+        path, record = await anyio.to_thread.run_sync(self._images.stored_layer, digest)
+        if record.format is LayerFormat.DIRECTORY:
+            raise CapabilityMissingError(
+                f"layer {digest} is stored as a directory, and only EROFS files can be cut into chunks",
+                resolution="import the image on a host that can mount EROFS, and push it there (dsec doctor says why)",
+            )
+        if record.format is LayerFormat.LAZY:
+            return await self._taken_over(path, record)
+        with self._images.work_directory() as work, full_disk_reported(f"cutting layer {digest[7:19]} into chunks"):
+            file = work.path / "blob"
+            self._request.progress(f"cutting layer {digest[7:19]} into chunks")
+            manifest, blob = await anyio.to_thread.run_sync(_cut, LayerFile.of(path, record), file)
+            chunks = await self._put(media.OUR_LAYER_CHUNKS, blob)
+        return _Layer(manifest, (await self._put_bytes(media.OUR_LAYER_MANIFEST, manifest.data), chunks))
+
+    async def _taken_over(self, path: Path, record: LayerRecord) -> _Layer:
+        """Have a layer that is here by its manifest only in the repository, from another one of the same registry."""
+        data = await anyio.to_thread.run_sync(path.read_bytes)
+        manifest = manifests.decode(data, str(path), expected=record.manifest)
+        last = manifest.chunks[-1]
+        size_bytes = last.blob_start + last.stored_bytes
+        for origin in record.origins:
+            if not origin.startswith(SCHEME):
+                continue
+            repository, digest = parse_blob_url(origin)
+            if repository.host != self._repository.host:
+                continue
+            if await has_blob(self._client, self._repository, digest, elsewhere=repository):
+                self._present_bytes += size_bytes
+                chunks = media.Descriptor(media.OUR_LAYER_CHUNKS, digest, size_bytes)
+                return _Layer(manifest, (await self._put_bytes(media.OUR_LAYER_MANIFEST, data), chunks))
+        raise InvalidRequestError(
+            f"layer {record.digest} is here by its manifest only, and {self._repository.host} has not got it",
+            detail=f"it comes from {', '.join(record.origins) or 'the object store of this node'}",
+            resolution="fetch all of it first (dsec image pull --eager), or push it from where its layers are",
+        )
+
+    async def _put(self, media_type: str, blob: BlobFile) -> media.Descriptor:
+        if await has_blob(self._client, self._repository, blob.digest):
+            self._present_bytes += blob.size_bytes
+        else:
+            meter = Meter(f"sending {format_size(blob.size_bytes)}", blob.size_bytes, self._request.progress)
+            await upload_blob(self._client, self._repository, blob, on_bytes=meter.add)
+            self._sent_bytes += blob.size_bytes
+        return media.Descriptor(media_type, blob.digest, blob.size_bytes)
+
+    async def _put_bytes(self, media_type: str, data: bytes) -> media.Descriptor:
+        with self._images.work_directory() as work, full_disk_reported("pushing an image"):
+            path = work.path / "document"
+            await anyio.to_thread.run_sync(path.write_bytes, data)
+            return await self._put(media_type, BlobFile(path, digest_of(data), len(data)))
+
+
+def _cut(file: LayerFile, target: Path) -> tuple[LayerManifest, BlobFile]:
+    """Write a layer's blob to a file. Blocks."""
+    hasher, size_bytes = hashlib.sha256(), 0
+    with target.open("wb") as stream:
+
+        def sink(_: str, stored: bytes) -> None:
+            nonlocal size_bytes
+            stream.write(stored)
+            hasher.update(stored)
+            size_bytes += len(stored)
+
+        manifest = convert(file, sink)
+    return manifest, BlobFile(target, f"sha256:{hasher.hexdigest()}", size_bytes)
+
+
+def _document(info: ImageInfo, layers: Sequence[_Layer]) -> bytes:
+    return encode_document(
+        ImageDocument(
+            version=VERSION,
+            name=info.name,
+            config=info.config,
+            source=info.source,
+            layers=tuple(DocumentLayer(digest=layer.manifest.layer, manifest=layer.manifest.id) for layer in layers),
+        )
+    )
+
+
+def _encoded(config: media.Descriptor, layers: Sequence[media.Descriptor]) -> bytes:
+    return media.encode_document(
+        media.Document(
+            schema_version=2,
+            media_type=media.OCI_MANIFEST,
+            artifact_type=media.OUR_CONFIG,
+            config=config,
+            layers=list(layers),
+        )
+    )

@@ -1,0 +1,421 @@
+"""Images by way of a registry: ours, mounted from it and read when touched, and ordinary ones, converted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import msgspec
+import pytest
+
+from dsec.base.errors import (
+    CapabilityMissingError,
+    ImageNotFoundError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    StateCorruptedError,
+    StoreUnavailableError,
+)
+from dsec.images.importers.detect import import_image
+from dsec.images.importers.request import ImportRequest
+from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.oci_export import export_oci_layout
+from dsec.images.registry import media
+from dsec.images.registry.client import ClientOptions, RegistryClient, digest_of
+from dsec.images.registry.pull import PullRequest, pull_from_registry
+from dsec.images.registry.push import PushedImage, PushRequest, push_image
+from dsec.images.registry.reference import Reference, parse_reference
+from dsec.images.registry.retrying import Backoff
+from dsec.images.registry.upload import BlobFile, put_manifest, upload_blob
+from dsec.images.staging import remove_tree
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
+from dsec.testing.faulty_registry import Fault, FaultyRegistry, is_blob, is_manifest, run_faulty_registry
+from dsec.testing.image_suite import make_tree, tree_with_everything
+from dsec.testing.oci_layouts import tar_of, write_layout
+from dsec.testing.registry_server import RegistryServer
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+needs_skopeo = pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo is not installed")
+_CONFIG = ImageConfig(env={"A": "b"}, workdir="/w", user="1000")
+T = TypeVar("T")
+
+
+class Hosts:
+    """Hosts with image stores, and a registry behind a proxy."""
+
+    def __init__(self, root: Path, proxy: FaultyRegistry) -> None:
+        self._root = root
+        self.proxy = proxy
+        self._stores: list[LocalImageStore] = []
+        self._daemons: list[LayerDaemon] = []
+
+    def host(self, name: str) -> LocalImageStore:
+        root = self._root / name
+        daemon = LayerDaemon(root / "lazy", DaemonOptions(store_url=(self._root / "objects").as_uri()))
+        self._stores.append(LocalImageStore(root, lazy=daemon))
+        self._daemons.append(daemon)
+        return self._stores[-1]
+
+    @property
+    def daemon(self) -> LayerDaemon:
+        return self._daemons[-1]
+
+    def reference(self, tag: str = "v1") -> Reference:
+        return parse_reference(f"{self.proxy.host}/t/{uuid.uuid4().hex}:{tag}")
+
+    def speak(self, act: Callable[[RegistryClient], Awaitable[T]]) -> T:
+        """Do something with a client of the registry that gives up soon."""
+
+        async def run() -> T:
+            options = ClientOptions(backoff=Backoff(tries=3, first_pause_s=0.01), environment={})
+            client = RegistryClient(self.proxy.host, options)
+            try:
+                return await act(client)
+            finally:
+                await client.aclose()
+
+        return anyio.run(run)
+
+    def push(self, store: LocalImageStore, name: str, reference: Reference) -> PushedImage:
+        return self.speak(partial(push_image, store, PushRequest(name=name, reference=reference)))
+
+    def pull(self, store: LocalImageStore, reference: Reference | str, **options: object) -> ImageInfo:
+        parsed = parse_reference(reference) if isinstance(reference, str) else reference
+        request = PullRequest(reference=parsed, **options)  # type: ignore[arg-type]
+        return self.speak(partial(pull_from_registry, store, request))
+
+    def close(self) -> None:
+        for store, daemon in zip(self._stores, self._daemons, strict=True):
+            store.close()
+            remove_tree(store.root / "mounts")
+            if (store.root / "lazy/serve.sock").exists():
+                remove_tree(store.root / "lazy/mounts")
+                os.kill(daemon.status().keeper_pid, signal.SIGTERM)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, registry: RegistryServer) -> Iterator[Hosts]:
+    with run_faulty_registry(registry.host) as proxy:
+        made = Hosts(tmp_path, proxy)
+        yield made
+        made.close()
+
+
+def _image(store: LocalImageStore, tmp_path: Path, name: str = "mine:v1") -> ImageInfo:
+    layers = [store.add_layer(make_tree(tmp_path / f"{each}-tree", **{each: each * 5000})) for each in "ab"]
+    return store.add_image(name, layers, _CONFIG, source="test")
+
+
+def test_a_pushed_image_is_pulled_at_once_and_read_from_the_registry_when_touched(hosts: Hosts, tmp_path: Path) -> None:
+    here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
+    info = _image(here, tmp_path)
+    pushed = hosts.push(here, "mine:v1", reference)
+    assert pushed.reference.startswith(f"{reference}@sha256:")
+    pulled = hosts.pull(there, pushed.reference)
+    assert (pulled.name, pulled.image_id, pulled.config) == (info.name, info.image_id, info.config)
+    assert {layer.format for layer in pulled.layers} == {LayerFormat.LAZY}
+    before = len(hosts.proxy.blobs())
+    paths = there.mount(["mine:v1"]).layer_paths
+    assert (paths[1] / "b").read_text() == "b" * 5000
+    there.verify("mine:v1")
+    assert all("range" in seen.headers for seen in hosts.proxy.blobs()[before:])
+    assert len(hosts.proxy.blobs()) > before
+
+
+def test_what_the_registry_has_is_not_sent_again(hosts: Hosts, tmp_path: Path) -> None:
+    here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
+    _image(here, tmp_path)
+    first = hosts.push(here, "mine:v1", reference)
+    again = hosts.push(here, "mine:v1", reference)
+    assert (first.present_bytes, again.sent_bytes) == (0, 0)
+    assert again.reference == first.reference
+    assert again.present_bytes == first.sent_bytes
+    hosts.pull(there, reference)
+    elsewhere = hosts.reference()
+    moved = hosts.push(there, "mine:v1", elsewhere)  # It has manifests only, and needs no more.
+    assert moved.sent_bytes < first.sent_bytes
+    hosts.pull(hosts.host("third"), moved.reference)
+
+
+def test_pulled_eagerly_it_needs_the_registry_no_more(hosts: Hosts, tmp_path: Path) -> None:
+    here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
+    info = _image(here, tmp_path)
+    hosts.push(here, "mine:v1", reference)
+    pulled = hosts.pull(there, reference, eager=True, name="other:v2")
+    assert pulled.name == "other:v2"
+    assert pulled.layers == info.layers
+    hosts.proxy.rule = lambda seen: Fault(status=500)
+    there.verify("other:v2")
+
+
+def test_a_lazy_layer_that_the_registry_has_not_got_is_not_pushed(hosts: Hosts, tmp_path: Path) -> None:
+    here, there = hosts.host("here"), hosts.host("there")
+    _image(here, tmp_path)
+    reference = hosts.reference()
+    hosts.push(here, "mine:v1", reference)
+    hosts.pull(there, reference)
+    with run_faulty_registry(hosts.proxy.target, name="localhost") as other:
+        request = PushRequest(name="mine:v1", reference=parse_reference(f"{other.host}/x/y:v1"))
+
+        async def act() -> None:
+            client = RegistryClient(other.host)
+            try:
+                await push_image(there, request, client)
+            finally:
+                await client.aclose()
+
+        with pytest.raises(InvalidRequestError, match="manifest only"):
+            anyio.run(act)
+
+
+def test_a_registry_that_lies_about_an_image_of_ours_is_found_out(hosts: Hosts, tmp_path: Path) -> None:
+    here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
+    _image(here, tmp_path)
+    digest = hosts.push(here, "mine:v1", reference).reference
+
+    def spoiled(data: bytes) -> bytes:
+        return data.replace(b"b", b"c", 1)
+
+    for matches in (is_manifest, is_blob):
+        hosts.proxy.rule = lambda seen, it=matches: Fault(spoil=spoiled) if it(seen) else None  # type: ignore[misc]
+        with pytest.raises(StateCorruptedError):
+            hosts.pull(there, digest)
+    with pytest.raises(ImageNotFoundError):
+        there.get("mine:v1")
+    assert list((there.root / "layers").iterdir()) == []
+
+
+def test_manifests_that_do_not_fit_their_document_are_refused(hosts: Hosts, tmp_path: Path) -> None:
+    here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
+    _image(here, tmp_path)
+    hosts.push(here, "mine:v1", reference)
+
+    async def put(change: Callable[[media.Document], media.Document], client: RegistryClient) -> None:
+        found = await client.manifest(reference.repository, "v1")
+        data = media.encode_document(change(found.document))
+        await put_manifest(client, reference.repository, "bad", media.OCI_MANIFEST, data)
+
+    for change in (
+        lambda document: msgspec.structs.replace(document, layers=document.layers[:2]),
+        lambda document: msgspec.structs.replace(document, layers=document.layers[::-1]),
+        lambda document: msgspec.structs.replace(document, layers=[*document.layers[2:], *document.layers[:2]]),
+    ):
+        hosts.speak(partial(put, change))
+        with pytest.raises(StateCorruptedError):
+            hosts.pull(there, str(reference).replace(":v1", ":bad"))
+
+
+def test_mounts_outlive_a_registry_that_is_away_and_reads_say_so(hosts: Hosts, tmp_path: Path) -> None:
+    here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
+    layer = here.add_layer(make_tree(tmp_path / "tree", large=os.urandom(100_000).hex()))
+    here.add_image("mine:v1", [layer], _CONFIG, source="test")
+    hosts.push(here, "mine:v1", reference)
+    hosts.pull(there, reference)
+    (path,) = there.mount(["mine:v1"]).layer_paths
+    hosts.proxy.rule = lambda seen: Fault(status=403)
+    with pytest.raises(OSError, match="Input/output"):
+        (path / "large").read_text()
+    hosts.proxy.rule = lambda seen: None
+    assert len((path / "large").read_text()) == 200_000
+    assert "oci://" in (there.root / "lazy/events.jsonl").read_text()
+
+
+def test_a_layer_stored_as_a_directory_is_not_pushed(hosts: Hosts, tmp_path: Path) -> None:
+    store = LocalImageStore(tmp_path / "directories", layer_format=LayerFormat.DIRECTORY)
+    _image(store, tmp_path)
+    with pytest.raises(CapabilityMissingError):
+        hosts.push(store, "mine:v1", hosts.reference())
+    store.close()
+
+
+def _skopeo(layout: Path, reference: Reference, *options: str) -> None:
+    command = ["skopeo", "copy", "--insecure-policy", "--quiet", "--dest-tls-verify=false", *options]
+    subprocess.run([*command, f"oci:{layout}:latest", f"docker://{reference}"], check=True)
+
+
+@needs_skopeo
+@pytest.mark.parametrize("options", [["--format=oci"], ["--format=v2s2"]], ids=str)
+def test_an_image_that_skopeo_pushed_is_entry_by_entry_the_import_of_its_layout(
+    hosts: Hosts, tmp_path: Path, options: list[str]
+) -> None:
+    here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
+    tree = tree_with_everything(tmp_path / "everything")
+    (tree / "gone").unlink()  # In the lowest layer a whiteout hides nothing, and is not kept.
+    layers = [here.add_layer(tree)]
+    upper = tar_of(WHfile="", d=None, **{"d__WHWH.opq": ""}, d__new="1")
+    layers += [layer.digest for layer in _imported(here, write_layout(tmp_path / "top", [upper])).layers]
+    here.add_image("mine:v1", layers, _CONFIG, source="test")
+    export_oci_layout(here, "mine:v1", tmp_path / "layout")
+    _skopeo(tmp_path / "layout", reference, *options)
+    pulled = hosts.pull(there, reference)
+    assert pulled.name == f"{reference.repository.path}:v1"
+    assert pulled.source.startswith(f"{reference}@sha256:")
+    # A digest is taken over the listing of all entries: kinds, modes, owners, times, links, contents, attributes.
+    assert pulled.layers == _imported(hosts.host("other"), tmp_path / "layout").layers
+    assert pulled.config == _CONFIG
+    assert list((there.root / "downloads").iterdir()) == []
+    before = len(hosts.proxy.blobs())
+    assert hosts.pull(there, reference, name="again").layers == pulled.layers
+    assert len(hosts.proxy.blobs()) == before + 1  # The config; layers are here.
+
+
+def _imported(store: LocalImageStore, layout: Path) -> ImageInfo:
+    return import_image(store, ImportRequest(path=layout, name="imported"))
+
+
+def _push_layout(hosts: Hosts, layout: Path, reference: Reference) -> media.Document:
+    """Push a layout of the tests, whose layers are plain tars, and return its manifest."""
+    blobs = layout / "blobs/sha256"
+    (entry,) = msgspec.json.decode((layout / "index.json").read_bytes())["manifests"]
+    found = msgspec.json.decode((blobs / entry["digest"].removeprefix("sha256:")).read_bytes())
+
+    def described(media_type: str, digest: str) -> media.Descriptor:
+        return media.Descriptor(media_type, digest, (blobs / digest.removeprefix("sha256:")).stat().st_size)
+
+    document = media.Document(
+        schema_version=2,
+        media_type=media.OCI_MANIFEST,
+        config=described("application/vnd.oci.image.config.v1+json", found["config"]["digest"]),
+        layers=[described("application/vnd.oci.image.layer.v1.tar", layer["digest"]) for layer in found["layers"]],
+    )
+
+    async def act(client: RegistryClient) -> None:
+        for blob in blobs.iterdir():
+            file = BlobFile(blob, f"sha256:{blob.name}", blob.stat().st_size)
+            await upload_blob(client, reference.repository, file)
+        data = media.encode_document(document)
+        await put_manifest(client, reference.repository, reference.tag, media.OCI_MANIFEST, data)
+
+    hosts.speak(act)
+    return document
+
+
+def test_a_pull_that_breaks_off_goes_on_where_it_was(hosts: Hosts, tmp_path: Path) -> None:
+    there, reference = hosts.host("there"), hosts.reference()
+    content = os.urandom(1_500_000).hex()
+    layout = write_layout(tmp_path / "layout", [tar_of(a=content), tar_of(b="2")])
+    _push_layout(hosts, layout, reference)
+    sent = hosts.proxy.sent_bytes
+    hosts.proxy.rule = lambda seen: (
+        Fault(cut_at=1_200_000 if seen.headers.get("range", "bytes=0-").startswith("bytes=0-") else 0)
+        if is_blob(seen) and "range" in seen.headers
+        else None
+    )
+    with pytest.raises(StoreUnavailableError):
+        hosts.pull(there, reference)
+    assert any(path.stat().st_size == 1_200_000 for path in (there.root / "downloads").iterdir())
+    hosts.proxy.rule = lambda seen: None
+    pulled = hosts.pull(there, reference)
+    assert hosts.proxy.sent_bytes - sent < 3_300_000
+    assert pulled.layers == _imported(hosts.host("here"), layout).layers
+    assert list((there.root / "downloads").iterdir()) == []
+
+
+def test_what_a_crash_left_damaged_is_fetched_again(hosts: Hosts, tmp_path: Path) -> None:
+    there, reference = hosts.host("there"), hosts.reference()
+    layout = write_layout(tmp_path / "layout", [tar_of(a="x" * 50_000)])
+    (layer,) = _push_layout(hosts, layout, reference).layers
+    downloads = there.root / "downloads"
+    downloads.mkdir()
+    (downloads / layer.digest.removeprefix("sha256:")).write_bytes(bytes(5_000))
+    (downloads / "of-another-pull").touch()
+    os.utime(downloads / "of-another-pull", (0, 0))
+    assert hosts.pull(there, reference).layers == _imported(hosts.host("here"), layout).layers
+    assert list(downloads.iterdir()) == []
+
+
+def test_a_layer_that_lies_is_refused_and_nothing_of_the_image_is_kept(hosts: Hosts, tmp_path: Path) -> None:
+    there, reference = hosts.host("there"), hosts.reference()
+    layout = write_layout(tmp_path / "layout", [tar_of(a="x" * 50_000), tar_of(b="2")])
+    document = _push_layout(hosts, layout, reference)
+    last = document.layers[-1].digest
+    hosts.proxy.rule = lambda seen: Fault(spoil=lambda data: data[::-1]) if last in seen.path else None
+    with pytest.raises(StateCorruptedError, match=last):
+        hosts.pull(there, reference)
+    assert there.list() == ()
+    assert list((there.root / "layers").iterdir()) == []
+
+
+def test_an_image_for_many_machines_is_pulled_for_this_one(hosts: Hosts, tmp_path: Path) -> None:
+    there, reference = hosts.host("there"), hosts.reference("one")
+    layout = write_layout(tmp_path / "layout", [tar_of(a="1")])
+    document = _push_layout(hosts, layout, reference)
+    data = media.encode_document(document)
+
+    async def put_index(client: RegistryClient) -> None:
+        found = await client.manifest(reference.repository, "one")
+        entry = {"mediaType": media.OCI_MANIFEST, "digest": found.digest, "size": len(found.data)}
+        machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+        # Descriptors are alike: the manifest stands for those of the others, which the registry wants to have.
+        entries = [
+            entry | {"platform": {"os": "linux", "architecture": "s390x"}},
+            entry | {"platform": {"os": "linux", "architecture": machine}},
+        ]
+        index = msgspec.json.encode({"schemaVersion": 2, "mediaType": media.OCI_INDEX, "manifests": entries})
+        await put_manifest(client, reference.repository, "many", media.OCI_INDEX, index)
+        entries.pop()
+        other = msgspec.json.encode({"schemaVersion": 2, "mediaType": media.OCI_INDEX, "manifests": entries})
+        await put_manifest(client, reference.repository, "other", media.OCI_INDEX, other)
+
+    hosts.speak(put_index)
+    assert data
+    assert len(hosts.pull(there, str(reference).replace(":one", ":many")).layers) == 1
+    with pytest.raises(InvalidRequestError, match="s390x"):
+        hosts.pull(there, str(reference).replace(":one", ":other"))
+    with pytest.raises(ObjectNotFoundError):
+        hosts.pull(there, str(reference).replace(":one", ":none"))
+
+
+def test_two_pulls_of_one_image_at_once_fetch_it_once(hosts: Hosts, tmp_path: Path) -> None:
+    there, reference = hosts.host("there"), hosts.reference()
+    layout = write_layout(tmp_path / "layout", [tar_of(a="x" * 50_000), tar_of(b="2"), tar_of(c="3")])
+    _push_layout(hosts, layout, reference)
+
+    async def both(client: RegistryClient) -> None:
+        async with anyio.create_task_group() as group:
+            for name in ("one", "two"):
+                request = PullRequest(reference=reference, name=name)
+                group.start_soon(pull_from_registry, there, request, client)
+
+    hosts.speak(both)
+    assert there.get("one").layers == there.get("two").layers
+    layers = [seen.path for seen in hosts.proxy.blobs() if "range" in seen.headers]
+    assert len(layers) == len(set(layers)) == 3
+
+
+def test_what_is_no_image_is_refused_by_name(hosts: Hosts, tmp_path: Path) -> None:
+    there, reference = hosts.host("there"), hosts.reference()
+
+    async def put(layer_type: str, config: bytes, client: RegistryClient) -> None:
+        (tmp_path / "blob").write_bytes(config)
+        blob = BlobFile(tmp_path / "blob", digest_of(config), len(config))
+        await upload_blob(client, reference.repository, blob)
+        described = media.Descriptor("application/vnd.oci.image.config.v1+json", blob.digest, blob.size_bytes)
+        layers = [media.Descriptor(layer_type, blob.digest, blob.size_bytes)] if layer_type else []
+        document = media.Document(schema_version=2, media_type=media.OCI_MANIFEST, config=described, layers=layers)
+        data = media.encode_document(document)
+        await put_manifest(client, reference.repository, reference.tag, media.OCI_MANIFEST, data)
+
+    tar = "application/vnd.oci.image.layer.v1.tar"
+    for layer_type, config, words in (
+        (f"{tar}+encrypted", b"{}", "encrypted"),
+        ("application/vnd.cncf.helm.chart.content.v1.tar+gzip", b"{}", "no file system"),
+        ("", b"{}", "0 layers"),
+        (tar, b"{}", "configuration"),
+        (tar, b'{"rootfs": {"diff_ids": []}}', "diff ids"),
+    ):
+        hosts.speak(partial(put, layer_type, config))
+        with pytest.raises(InvalidRequestError) as caught:
+            hosts.pull(there, reference)
+        assert words in str(caught.value)
