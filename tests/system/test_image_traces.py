@@ -17,6 +17,7 @@ from dsec.cli.image_prefetching import PrefetchOrder, bring
 from dsec.cli.image_tracing import TraceOrder, record_trace
 from dsec.images.lazy.client import LAZY, LayerDaemon, end_daemon, lazy_layers
 from dsec.images.lazy.image_use import ImageUse, image_uses
+from dsec.images.lazy.published_traces import trace_prefix
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.traces import FIRST_USE, Trace, TraceShelf
 from dsec.images.staging import remove_tree
@@ -117,6 +118,26 @@ async def test_a_trace_names_what_a_command_reads_and_leaves_nothing(state_dir: 
     with pytest.raises(CommandNotFoundError):
         await _traced(state_dir, ("no-such-program",))
     assert not (state_dir / "tracing").exists()
+
+
+async def test_traces_go_with_a_published_image(state_dir: Path, tmp_path: Path) -> None:
+    trace = await _traced(state_dir)
+    objects = FolderObjectStore(state_dir.parent / "objects")
+    here = LocalImageStore(state_dir / "images")
+    published = await publish_image(here, "guest", objects)
+    here.close()
+    await objects.put(f"{trace_prefix(published.reference)}run-nonsense.json", b"\xff nonsense")
+    there = LocalImageStore(tmp_path / "images")
+    pulled = await pull_image(there, published.reference, objects)
+    (found,) = TraceShelf(there.root).of(pulled.image_id)
+    assert found.reads == trace.reads
+    assert [layer.manifest for layer in found.layers] == list(published.manifests)
+    there.tag("guest", "other")
+    there.remove("guest")
+    assert TraceShelf(there.root).of(pulled.image_id) == (found,)
+    there.remove("other")
+    assert not list((there.root / "traces").iterdir())
+    there.close()
 
 
 async def test_what_a_sandbox_will_read_comes_before_it_reads_it(state_dir: Path) -> None:

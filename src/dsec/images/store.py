@@ -31,6 +31,7 @@ from dsec.images.layer_mounts import LayerMounts, LazyLayers, NoLazyLayers
 from dsec.images.layer_use import LayerUse
 from dsec.images.layers import LayerRecord, hex_of
 from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.traces import TraceShelf
 from dsec.images.listing import directory_digest
 from dsec.images.names import canonical_name, layers_not_found, not_found
 from dsec.images.packing import Kept, Packing, PackOrder
@@ -432,13 +433,15 @@ class LocalImageStore:
         """
         if used is None:
             return
-        named = {hex_of(layer.digest) for image in self._catalog.images() for layer in image.layers}
+        images = list(self._catalog.images())
+        named = {hex_of(layer.digest) for image in images for layer in image.layers}
         others = {hex_of(digest) for digest in used | self._pins.pinned()}
         kept = named | others | self._mounts.mounted()
         for layer in list(self._layers.iterdir()):
             if layer.name not in kept:
                 # Deleting takes time and can be cut short, so that it happens elsewhere, and without the lock.
                 layer.rename(self.root / "staging" / f"{layer.name}.{secrets.token_hex(4)}.doomed")
+        TraceShelf(self.root).prune(image.image_id for image in images)
         for unfinished in [*self._diffs.glob(".*.tmp"), *(self.root / "names").glob(".*.tmp")]:
             unfinished.unlink(missing_ok=True)
         for diff in list(self._diffs.iterdir()):

@@ -39,6 +39,7 @@ from dsec.images.lazy.collection.roots import fetch_document, pin, resolve
 from dsec.images.lazy.conversion import LayerFile, fetch_manifest
 from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, encode_document, image_key, name_in
 from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.published_traces import publish_traces, pull_traces
 from dsec.images.lazy.whole import fetch_whole
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
@@ -99,6 +100,7 @@ async def publish_image(
     reference, report = await publish_document(
         publication, lambda: _publish_layers(images, info, publication), document_of, tag=tag
     )
+    await publish_traces(images, info, report.manifests, reference, store)
     return msgspec.structs.replace(report, reference=reference)
 
 
@@ -171,9 +173,11 @@ async def pull_image(
         if eager:
             await _fetch_whole(images, manifests, store.url, progress)
         source = f"{document.source} ({store.url})"
-        return await anyio.to_thread.run_sync(
+        made = await anyio.to_thread.run_sync(
             lambda: images.add_image(name or document.name, digests, document.config, source=source)
         )
+    await pull_traces(images, made, reference, store)
+    return made
 
 
 async def _fetch_whole(
