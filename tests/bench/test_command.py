@@ -28,6 +28,7 @@ TINY: dict[str, tuple[str, ...]] = {
     "exec": ("--samples", "2"),
     "files": ("--samples", "2", "--size", "2M"),
     "rollback": ("--samples", "2", "--size", "2M"),
+    "lazy-start": ("--samples", "1", "--size", "2M"),
     "checkpoint": ("--samples", "2", "--size", "2M"),
     "fork": ("--samples", "2", "--count", "3"),
     "fingerprint": ("--samples", "2", "--count", "200"),

@@ -31,5 +31,10 @@ async def test_what_is_fetched_comes_no_faster_than_the_link_lets_it_and_nothing
         assert await objects.head("layers/none") is None
         with pytest.raises(ObjectNotFoundError):
             await objects.get("layers/none")
+        assert await objects.put("roots/a-b", b"1", if_absent=True)
+        assert not await objects.put("roots/a-b", b"2", if_absent=True)
+        assert [(info.key, info.size_bytes) async for info in objects.list("roots/")] == [("roots/a-b", 1)]
+        await objects.delete(["roots/a-b", "roots/none"])
+        assert [info.key async for info in objects.list("roots/")] == []
     assert dict(os.environ) == environment
     assert not Path("/run/netns", store.link.namespace).exists()

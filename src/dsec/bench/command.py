@@ -80,7 +80,9 @@ def _parameters(benchmark: Benchmark) -> list[click.Parameter]:
         )
     if benchmark.sizes:
         parameters.append(
-            click.Option(["--size", "size"], default="1GiB", show_default=True, help="The largest amount of data.")
+            click.Option(
+                ["--size", "size"], default=benchmark.size, show_default=True, help="The largest amount of data."
+            )
         )
     if benchmark.picture or benchmark.draws:
         directory = click.Path(path_type=Path, file_okay=False)

@@ -33,6 +33,8 @@ class DockerEngine:
 
     def __init__(self, socket_path: Path) -> None:
         self._socket_path = socket_path
+        self.command = ("docker", "-H", f"unix://{socket_path}")
+        """Its command line, to which a subcommand is added."""
 
     def create(self) -> str:
         """Create and start a detached container that sleeps; return its id."""
@@ -97,7 +99,8 @@ def is_installed() -> bool:
 
 @contextmanager
 def docker_engine(directory: Path, layers: Sequence[Path]) -> Iterator[DockerEngine]:
-    """Run an engine below `directory` with an image of the same files as `layers` (one layer), until the block ends.
+    """Run an engine below `directory`, with an image of the same files as `layers` (one layer; none: no image), until
+    the block ends.
 
     Raises:
         ExternalCommandError: it does not start.
@@ -107,7 +110,8 @@ def docker_engine(directory: Path, layers: Sequence[Path]) -> Iterator[DockerEng
     child = _start(directory, socket_path)
     try:
         _wait_up(child, socket_path, directory / "log")
-        _import(socket_path, layers)
+        if layers:
+            _import(socket_path, layers)
         yield DockerEngine(socket_path)
     finally:
         _remove_all(socket_path)

@@ -27,6 +27,7 @@ class Benchmark:
         samples: how many, if nothing is asked for.
         counts: what ``--count`` counts; empty: nothing.
         sizes: whether ``--size`` means something.
+        size: it, if nothing is asked for.
         pure: whether it needs no sandboxes: no image, no directory, no node.
         picture: title of the picture that `--plot` draws over the amount written; empty: none.
         goal_ms: drawn in it.
@@ -40,6 +41,7 @@ class Benchmark:
     samples: int = 100
     counts: str = ""
     sizes: bool = False
+    size: str = "1GiB"
     pure: bool = False
     installs: str = ""
     picture: str = ""
@@ -154,6 +156,14 @@ BENCHMARKS = (
         "Memory that 200 paused sandboxes give back; the first answer of one, beside reading its pages back alone.",
         samples=50,
         counts="sandboxes",
+    ),
+    Benchmark(
+        "lazy-start",
+        "dsec.bench.lazy_start:bench_lazy_start",
+        "First command of a 2 GiB image behind a link, nothing cached; beside eager pulls, docker load, podman load.",
+        samples=10,
+        sizes=True,
+        size="2GiB",
     ),
     Benchmark(
         "migrate",

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dsec.bench.progress import Progress
 
 _SEED = 1
+_Name = TypeVar("_Name", bound=Hashable)
 
 Sample = Callable[[], Awaitable[float]]
 """Does the thing once and returns the seconds it took; what is prepared and cleared away does not count."""
@@ -39,8 +41,8 @@ def timed() -> Iterator[Stopwatch]:
 
 
 async def alternate(
-    contestants: Mapping[str, Sample], *, rounds: int, progress: Progress, warm_ups: int = 2
-) -> dict[str, list[float]]:
+    contestants: Mapping[_Name, Sample], *, rounds: int, progress: Progress, warm_ups: int = 2
+) -> dict[_Name, list[float]]:
     """Sample every contestant once a round; return their seconds.
 
     Args:
@@ -51,7 +53,7 @@ async def alternate(
     """
     names = list(contestants)
     order = random.Random(_SEED)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[_Name, list[float]] = {name: [] for name in names}
     with progress.counting("rounds", warm_ups + rounds) as advance:
         for number in range(warm_ups + rounds):
             for name in order.sample(names, len(names)):

@@ -147,7 +147,18 @@ class Workplace:
     @contextmanager
     def images_of_embedded(self) -> Iterator[LocalImageStore]:
         """The image store of the node in this process, for benchmarks that bring an image of their own. Blocks."""
-        store = LocalImageStore(self._state_dir("embedded") / "images")
+        with self.images_of("embedded") as store:
+            yield store
+
+    def images_root(self, name: str) -> Path:
+        """Return where an image store of this workplace is, with the image in it: ``embedded`` is that of the node in
+        this process. Blocks."""
+        return self._state_dir(name) / "images"
+
+    @contextmanager
+    def images_of(self, name: str) -> Iterator[LocalImageStore]:
+        """An image store of this workplace with the image in it. Blocks."""
+        store = LocalImageStore(self.images_root(name))
         try:
             yield store
         finally:

@@ -1,0 +1,196 @@
+"""Images at the far end of a link, and what this host has of them: nothing, all, or what was touched.
+
+Images are made for real: the default image, upon it a layer of many files whose bytes compress about two to one, as
+libraries and data sets do. Half of them is a few large files, the other half thousands of small ones.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+
+from dsec.base.units import KIB, MIB
+from dsec.bench.shaped import ShapedStore
+from dsec.bench.touched import Touched, touched
+from dsec.images.importers.directory import import_directory
+from dsec.images.importers.request import ImportRequest
+from dsec.images.lazy import manifest as manifests
+from dsec.images.lazy.client import LAZY, LayerDaemon, end_daemon
+from dsec.images.lazy.conversion import manifest_key
+from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.staging import remove_tree
+from dsec.images.store import LocalImageStore
+from dsec.linux.mounts import mounts_under, unmount
+from dsec.stores.objects_folder import FolderObjectStore
+from dsec.stores.opening import open_store
+
+DATA = "opt/data"
+_LARGE_FILES = 4
+_SMALL_FILE_BYTES = 64 * KIB
+_FILES_IN_DIRECTORY = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An image that is to be made.
+
+    Attributes:
+        name: its name.
+        base: the image below.
+        added_bytes: of its own layer.
+        seed: of its bytes.
+    """
+
+    name: str
+    base: str
+    added_bytes: int
+    seed: int
+
+
+def make_image(images: LocalImageStore, directory: Path, wanted: Wanted) -> int:
+    """Make an image; return the bytes of all its layers. Blocks.
+
+    Args:
+        images: where the base is, and where it goes.
+        directory: for the tree, which is removed again.
+        wanted: what.
+    """
+    tree = directory / wanted.name
+    _write_tree(tree / DATA, wanted)
+    added = import_directory(images, ImportRequest(path=tree, name=f"{wanted.name}-layer"))
+    remove_tree(tree)
+    base = images.get(wanted.base)
+    layers = [layer.digest for layer in (*base.layers, *added.layers)]
+    made = images.add_image(wanted.name, layers, base.config, source="dsec bench")
+    images.remove(added.name)
+    return sum(layer.size_bytes for layer in made.layers)
+
+
+def _write_tree(root: Path, wanted: Wanted) -> None:
+    chance, half = random.Random(wanted.seed), wanted.added_bytes // 2
+    root.mkdir(parents=True)
+    for number in range(_LARGE_FILES):
+        _write_file(root / f"large-{number}", half // _LARGE_FILES, chance)
+    for number in range(half // _SMALL_FILE_BYTES):
+        directory = root / f"part-{number // _FILES_IN_DIRECTORY}"
+        directory.mkdir(exist_ok=True)
+        _write_file(directory / str(number), _SMALL_FILE_BYTES, chance)
+
+
+def _write_file(path: Path, size_bytes: int, chance: random.Random) -> None:
+    piece = 16 * KIB
+    with path.open("wb") as file:
+        for _ in range(0, size_bytes, 2 * piece):
+            line = b"%016x some words that come again\n" % chance.getrandbits(64)
+            file.write(chance.randbytes(piece) + (line * (piece // len(line) + 1))[:piece])
+
+
+class LazyImages:
+    """The images of a node whose store is behind a link. Used while no sandbox uses them, and from one task.
+
+    Args:
+        root: of the node's image store.
+        store: what is at the far end.
+    """
+
+    def __init__(self, root: Path, store: ShapedStore) -> None:
+        self.daemon = LayerDaemon(root / LAZY, DaemonOptions(store_url=store.url))
+        self._root = root
+        self._store = store
+        self._images = LocalImageStore(root, lazy=self.daemon)
+        self._manifests: dict[str, LayerManifest] = {}
+
+    async def publish(self, images: LocalImageStore, name: str) -> str:
+        """Put an image of another store to the far end, not over the link; return its reference."""
+        reference = (await publish_image(images, name, FolderObjectStore(self._store.directory))).reference
+        for path in self._store.directory.glob(f"{manifest_key('*')}"):
+            manifest = manifests.decode(path.read_bytes(), str(path), expected=path.stem)
+            self._manifests[manifest.layer] = manifest
+        return reference
+
+    async def pull(self, reference: str, *, eager: bool = False) -> None:
+        """Make an image known to the node, over the link; with `eager`, all of it."""
+        await pull_image(self._images, reference, open_store(self._store.url), eager=eager)
+
+    async def forget(self) -> None:
+        """Leave nothing of any image on this host: names, layers, mounts, cache and what the kernel cached. The daemon
+        runs, as it does on a node that has served lazy layers before.
+        """
+        await anyio.to_thread.run_sync(self._forget)
+
+    def _forget(self) -> None:
+        for image in self._images.list():
+            self._images.remove(image.name)
+        self._images.release()
+        self.end()
+        self.daemon.status()
+
+    def end(self) -> None:
+        """End the daemon and remove what it cached."""
+        end_daemon(self.daemon.root)
+        for entry in mounts_under(self.daemon.root):
+            unmount(entry.target, detach=True)
+        remove_tree(self.daemon.root)
+
+    async def chill(self) -> None:
+        """Drop what the kernel caches of layers that are here, and their mounts."""
+        await anyio.to_thread.run_sync(self._chill)
+
+    def _chill(self) -> None:
+        self._images.release()
+        drop_pages([*self._root.glob("layers/*/layer.erofs"), *self.daemon.root.glob("cache/*/data")])
+
+    async def touched(self, name: str) -> tuple[Touched, ...]:
+        """Say what of each layer of an image was touched since it was mounted; its layers are here whole."""
+        return await anyio.to_thread.run_sync(self._touched, name)
+
+    def _touched(self, name: str) -> tuple[Touched, ...]:
+        image = self._images.get(name)
+        mounts = [self._root / "mounts" / layer.digest.removeprefix("sha256:") for layer in image.layers]
+        return tuple(
+            touched(mount, self._manifests[layer.digest]) for mount, layer in zip(mounts, image.layers, strict=True)
+        )
+
+    def close(self) -> None:
+        """Leave nothing that runs or is mounted."""
+        self._images.close()
+        self.end()
+
+
+def drop_pages(files: Sequence[Path]) -> None:
+    """Have the kernel cache nothing of files."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def lazy_images(root: Path, store: ShapedStore) -> Iterator[LazyImages]:
+    """Open the images of a node; nothing of its layers runs or is mounted at the end."""
+    images = LazyImages(root, store)
+    try:
+        yield images
+    finally:
+        images.close()
+
+
+def warm(store: ShapedStore) -> None:
+    """Have all objects of the far end in memory: its disk is this host's, and not what is measured."""
+    buffer = bytearray(MIB)
+    for path in store.directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
