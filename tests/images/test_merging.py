@@ -230,6 +230,14 @@ class TestImports:
         assert second.layers[:2] == first.layers[:2]
         assert trees(store, "second")[2] == ["etc", "z"]
 
+    def test_what_was_merged_on_another_base_is_merged_anew(self, store: LocalImageStore, tmp_path: Path) -> None:
+        # What a whiteout in it hides depends on what lies below.
+        upper = [*steps("b", "c"), tar_of(WHx="", d="1"), *steps("e", "f")]
+        imported(store, tmp_path, "first", [*steps("a"), *upper])
+        imported(store, tmp_path, "second", [*steps("x"), *upper])
+        assert trees(store, "first") == [["a", "etc"], ["b", "c", "d", "e", "etc", "f"]]
+        assert trees(store, "second") == [["etc", "x"], ["b", "c", "d", "e", "etc", "f", "x"]]
+
     def test_layers_of_other_images_stay_apart(self, store: LocalImageStore, tmp_path: Path) -> None:
         base = imported(store, tmp_path, "base", steps(*"ab"))
         mine = imported(store, tmp_path, "mine", steps(*"abcdefg"))

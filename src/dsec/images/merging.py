@@ -4,8 +4,8 @@
 any other: it has the digest of what is in it, and appears whole or not at all. The layers it was made of go when no
 image has them any more.
 
-An OCI layer is known again by its diff id, a merged one by the diff ids of all that went into it (`run_id`), so that a
-second image on the same base has the same merged layers, and nothing is unpacked for it.
+An OCI layer is known again by its diff id, a merged one by the diff ids of all that went into it and of what lies below
+(`run_id`), so that a second image on the same base has the same merged layers, and nothing is unpacked for it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
+
 from dsec.base.errors import InvalidRequestError
 from dsec.images.below import Below
 from dsec.images.command import Progress, silent
+from dsec.images.history import repository_of
 from dsec.images.merge_plan import DEFAULT_RULE, MergeCandidate, MergeGroup, MergeRule, plan_merges
 from dsec.images.names import canonical_name
 from dsec.images.opened import opened_layer
@@ -120,7 +123,6 @@ def merge_image(
     *,
     to: str = "",
     rule: MergeRule = DEFAULT_RULE,
-    times: Mapping[str, float] = {},
     progress: Progress = silent,
 ) -> MergeReport:
     """Merge layers of an image that is here. Its name moves to the result; sandboxes that stand on the old one stay.
@@ -128,7 +130,6 @@ def merge_image(
     Args:
         to: name of the result; empty: the image's own.
         rule: which layers.
-        times: when they were made, by digest.
 
     Raises:
         ImageNotFoundError: no such image.
@@ -138,6 +139,10 @@ def merge_image(
         raise InvalidRequestError("the threshold must be above 0 bytes")
     info = store.get(name)
     digests = [layer.digest for layer in info.layers]
+    stories = {
+        story.digest: story for version in store.history.versions(repository_of(info.name)) for story in version.layers
+    }
+    times = {digest: story.created_s for digest, story in stories.items() if story.created_s is not None}
     with store.protected(digests):
         groups = plan_merges(candidates(store, digests, times=times, of=name), rule)
         made: list[str] = []
@@ -145,13 +150,22 @@ def merge_image(
             made += merge_groups(store, groups, progress)
             named = to or info.name
             if made != digests or canonical_name(named) != info.name:
-                info = store.add_image(named, made, info.config, source=info.source)
+                told = {
+                    digest: msgspec.structs.replace(stories[group.digests[-1]], digest=digest)
+                    for digest, group in zip(made, groups, strict=True)
+                    if group.digests[-1] in stories
+                }
+                info = store.add_image(named, made, info.config, source=info.source, stories=told)
     store.let_go(())
     return MergeReport(image=info, before=len(digests), reasons=tuple(group.reason for group in groups[:-1]))
 
 
-def run_id(diff_ids: Sequence[str]) -> str:
-    """Return the name under which the merged layer of several OCI layers is known; of one it is its diff id."""
-    if len(diff_ids) == 1:
-        return diff_ids[0]
-    return "sha256:" + hashlib.sha256("".join(f"{each}\n" for each in diff_ids).encode()).hexdigest()
+def run_id(diff_ids: Sequence[str], start: int, stop: int) -> str:
+    """Return the name under which one layer is known that was made of the OCI layers from `start` to before `stop`.
+
+    Of one it is its diff id. Of several what lies below counts too: it decides which whiteouts a merged layer needs.
+    """
+    if stop - start == 1:
+        return diff_ids[start]
+    text = "".join(f"{each}\n" for each in (*diff_ids[:start], "", *diff_ids[start:stop]))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

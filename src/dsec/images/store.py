@@ -15,8 +15,8 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from dsec.images import erofs, layers
 from dsec.images.below import Below
 from dsec.images.catalog import Catalog, image_id
 from dsec.images.durable import exclusive, full_disk_reported, sync_path, write_atomically
+from dsec.images.history import History, LayerStory
 from dsec.images.layer_mounts import LayerMounts, LazyLayers, NoLazyLayers
 from dsec.images.layer_use import LayerUse
 from dsec.images.layers import LayerRecord, hex_of
@@ -43,7 +44,7 @@ from dsec.images.tree_writer import TreeWriter
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat, LayerInfo
 from dsec.model.state import PackReport
 
-_DIRECTORIES = ("layers", "names", "diffs", "mounts", "staging", "pins")
+_DIRECTORIES = ("layers", "names", "history", "diffs", "mounts", "staging", "pins")
 
 
 def nothing_in_use() -> frozenset[str]:
@@ -109,6 +110,7 @@ class LocalImageStore:
         self._layers = self.root / "layers"
         self._diffs = self.root / "diffs"
         self._catalog = Catalog(self.root / "names")
+        self.history = History(self.root / "history")
         self._staging = Staging(self.root / "staging", self._lock)
         self._mounts = LayerMounts(self.root / "mounts", self._layers, lazy)
         self._pins = Pins(self.root / "pins")
@@ -354,9 +356,19 @@ class LocalImageStore:
                 self._catalog.write(msgspec.structs.replace(image, layers=infos))
 
     def add_image(
-        self, name: str, layers: Sequence[str], config: ImageConfig, *, source: str, replace: bool = True
+        self,
+        name: str,
+        layers: Sequence[str],
+        config: ImageConfig,
+        *,
+        source: str,
+        replace: bool = True,
+        stories: Mapping[str, LayerStory] = {},
     ) -> ImageInfo:
         """Give a stack of stored layers a name. See the port.
+
+        Args:
+            stories: what is told of its layers, by digest.
 
         Raises:
             StateCorruptedError: a layer is not stored.
@@ -380,6 +392,9 @@ class LocalImageStore:
             )
             self._catalog.write(image)
             self._pins.drop(layers)
+            # The image has its name, and a full disk may not take that back for the sake of a note.
+            with suppress(OSError):
+                self.history.note(image, stories)
         return image
 
     def tag(self, source: str, name: str) -> ImageInfo:
@@ -394,6 +409,7 @@ class LocalImageStore:
         with exclusive(self._lock):
             if not self._catalog.delete(known):
                 raise not_found(known, self._catalog.names())
+            self.history.keep(self._catalog.names())
             self._collect(used)
         self._delete_doomed()
 

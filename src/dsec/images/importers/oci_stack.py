@@ -6,10 +6,11 @@ the diff ids of all that went into it, so that another image on the same base sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dsec.images.importers.oci_config import OciImageConfig, image_config, layer_times
+from dsec.images.history import LayerStory
+from dsec.images.importers.oci_config import OciImageConfig, image_config, layer_history, layer_times
 from dsec.images.importers.oci_layer import hides_all_below, import_layer
 from dsec.images.importers.request import ImportRequest
 from dsec.images.merge_plan import MergeRule, plan_merges
@@ -17,6 +18,7 @@ from dsec.images.merging import candidates, merge_groups, run_id, without_vain_w
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo
 
+_MAXIMUM_STEP_LENGTH = 200
 Made = tuple[str, tuple[str, ...]]
 """Digest of a stored layer, and the diff ids of what it was made of."""
 
@@ -39,15 +41,16 @@ def import_stack(
     pinned: list[str] = []
     with store.undone_on_failure(pinned):
         stack: list[Made] = []
-        for start, run in _runs(store, diff_ids, together=request.merge.threshold_bytes > 0):
-            digest = store.layer_of_diff(run_id(run)) or import_layer(store, blob(start), run[0], request)
+        for digest, run in _parts(store, request, diff_ids, blob):
             pinned.append(digest)
             stack = [] if hides_all_below(store, digest) else stack
             clean = without_vain_whiteouts(store, digest, [each for each, _ in stack])
             pinned += [clean] if clean != digest else []
-            stack.append((clean, tuple(run)))
-        made = _merged(store, request, config, stack, pinned)
-        info = store.add_image(request.name, made, request.settings(image_config(config)), source=request.told_source)
+            stack.append((clean, run))
+        stack = _merged(store, request, config, stack, pinned)
+        made = [digest for digest, _ in stack]
+        settings, stories = request.settings(image_config(config)), _stories(config, stack)
+        info = store.add_image(request.name, made, settings, source=request.told_source, stories=stories)
     left = [digest for digest in pinned if digest not in made]
     if left:
         store.let_go(left)
@@ -56,40 +59,70 @@ def import_stack(
 
 def known_diffs(store: LocalImageStore, diff_ids: Sequence[str], rule: MergeRule) -> list[str]:
     """Return the diff ids of those layers whose blobs an import would not ask for now."""
-    runs = _runs(store, diff_ids, together=rule.threshold_bytes > 0)
-    return [diff_id for _, run in runs if store.has_diff(run_id(run)) for diff_id in run]
-
-
-def _runs(store: LocalImageStore, diff_ids: Sequence[str], *, together: bool) -> list[tuple[int, Sequence[str]]]:
-    """Cut the layers into the longest runs that are known as one merged layer, and single ones."""
-    found: list[tuple[int, Sequence[str]]] = []
+    found: list[str] = []
     start = 0
     while start < len(diff_ids):
-        longest = (stop for stop in range(len(diff_ids), start + 1, -1) if store.has_diff(run_id(diff_ids[start:stop])))
-        stop = next(longest, start + 1) if together else start + 1
-        found.append((start, diff_ids[start:stop]))
-        start = stop
+        stop = _longest_known(store, diff_ids, start, rule)
+        found += diff_ids[start:stop]
+        start = max(stop, start + 1)
     return found
 
 
+def _longest_known(store: LocalImageStore, diff_ids: Sequence[str], start: int, rule: MergeRule) -> int:
+    """Return where the longest run ends that begins at `start` and is here as one layer; `start`: there is none."""
+    for stop in range(len(diff_ids) if rule.threshold_bytes else start + 1, start, -1):
+        if store.has_diff(run_id(diff_ids, start, stop)):
+            return stop
+    return start
+
+
+def _parts(
+    store: LocalImageStore, request: ImportRequest, diff_ids: Sequence[str], blob: Callable[[int], Path]
+) -> Iterator[Made]:
+    """Yield the layers of the image from the lowest up, as they are here or were unpacked; each is protected."""
+    start = 0
+    while start < len(diff_ids):
+        stop = _longest_known(store, diff_ids, start, request.merge)
+        digest = store.layer_of_diff(run_id(diff_ids, start, stop)) if stop > start else None
+        if digest is None:  # None of it is here, or not any more.
+            stop = start + 1
+            digest = import_layer(store, blob(start), diff_ids[start], request)
+        yield digest, tuple(diff_ids[start:stop])
+        start = stop
+
+
 def _merged(
-    store: LocalImageStore,
-    request: ImportRequest,
-    config: OciImageConfig,
-    stack: Sequence[Made],
-    pinned: list[str],
-) -> list[str]:
+    store: LocalImageStore, request: ImportRequest, config: OciImageConfig, stack: Sequence[Made], pinned: list[str]
+) -> list[Made]:
     """Merge what the request's rule says, note what the merged layers were made of, and return the final stack."""
     digests = [digest for digest, _ in stack]
     if len(set(digests)) < len(digests):
-        return digests  # Some layer is there twice: rare, and not worth a rule of its own.
+        return list(stack)  # Some layer is there twice: rare, and not worth a rule of its own.
     known = layer_times(config)
     times = {digest: known[run[-1]] for digest, run in stack if run[-1] in known}
     groups = plan_merges(candidates(store, digests, times=times, of=request.name), request.merge)
     made = merge_groups(store, groups, request.progress)
     pinned += [digest for digest in made if digest not in digests]
-    runs = dict(stack)
+    runs, diff_ids = dict(stack), config.rootfs.diff_ids
+    result: list[Made] = []
+    # What an opaque root hid is not in the stack, but below all of it.
+    stop = len(diff_ids) - sum(len(run) for _, run in stack)
     for group, digest in zip(groups, made, strict=True):
+        start, stop = stop, stop + sum(len(runs[part]) for part in group.digests)
+        result.append((digest, tuple(diff_ids[start:stop])))
         if len(group.digests) > 1:
-            store.remember_diff(run_id([each for part in group.digests for each in runs[part]]), digest)
-    return made
+            store.remember_diff(run_id(diff_ids, start, stop), digest)
+    return result
+
+
+def _stories(config: OciImageConfig, stack: Sequence[Made]) -> dict[str, LayerStory]:
+    """Return what the image's history tells of its layers; of a merged one, what it tells of the last that is in it."""
+    steps, times = layer_history(config), layer_times(config)
+    return {
+        digest: LayerStory(
+            digest=digest,
+            created_s=times.get(run[-1]),
+            made_by=(steps[run[-1]].created_by or "")[:_MAXIMUM_STEP_LENGTH] if run[-1] in steps else "",
+        )
+        for digest, run in stack
+    }
