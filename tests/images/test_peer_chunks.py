@@ -188,6 +188,21 @@ async def test_one_that_does_not_come_after_all_is_missing(tmp_path: Path) -> No
         assert giver.uploads.held == 0
 
 
+async def test_who_waits_is_told_from_who_is_dead(tmp_path: Path) -> None:
+    """A wait that is longer than what counts as a stall, with signs of life and without."""
+    async with open_giver(tmp_path, limits=ChunkServerLimits(beat_s=0.02)) as giver:
+        name, _ = encode(b"late")
+        giver.server.expect(name)
+        with pytest.raises(PeerFailedError) as failed:
+            await giver.caller().chunk(name, wait=True, timeout_s=0.2, stall_s=0.1)
+        assert failed.value.kind is FailureKind.MISSING
+    async with open_giver(tmp_path, limits=ChunkServerLimits(beat_s=60.0)) as giver:
+        giver.server.expect(name)
+        with pytest.raises(PeerFailedError) as failed:
+            await giver.caller().chunk(name, wait=True, timeout_s=5.0, stall_s=0.1)
+        assert failed.value.kind is FailureKind.STALLED
+
+
 async def test_more_than_it_sends_at_a_time_waits_its_turn(tmp_path: Path) -> None:
     async with open_giver(tmp_path, UploadPolicy(slots=1), ChunkServerLimits(queue_s=60.0)) as giver:
         refs = [giver.keep(os.urandom(1 << 20)) for _ in range(6)]

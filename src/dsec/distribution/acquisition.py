@@ -31,7 +31,11 @@ class LookUp:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask a peer for the chunk, for at most so long."""
+    """Ask a peer for the chunk, for at most so long.
+
+    One that is only fetching it gives signs of life while it waits. Without them it stalls, as one does that stops in
+    the middle; if they came and the time is over, the chunk is missing there: it waits for others and may be honest.
+    """
 
     peer: Candidate
     timeout_s: float
@@ -65,7 +69,7 @@ class Acquisition:
         now_s: when it began.
     """
 
-    __slots__ = ("_asked", "_begun_s", "_candidates", "_failed", "_failures", "_granted", "_pause_s", "_policy",
+    __slots__ = ("_begun_s", "_candidates", "_failed", "_failures", "_granted", "_pause_s", "_policy",
     "attempts",
                  "chunk", "lookups")  # fmt: skip
 
@@ -78,7 +82,6 @@ class Acquisition:
         self._candidates: deque[Candidate] = deque()
         self._failures: list[Failure] = []
         self._failed: set[str] = set()
-        self._asked: Candidate | None = None
         self._pause_s = 0.0
         self._granted = False
 
@@ -89,8 +92,8 @@ class Acquisition:
             return TakeOrigin(self._take_failures(), self._granted)
         if self._candidates:
             self.attempts += 1
-            self._asked = self._candidates.popleft()
-            return Ask(self._asked, min(left_s, self._policy.hold_s) if self._asked.pending else left_s)
+            peer = self._candidates.popleft()
+            return Ask(peer, min(left_s, self._policy.hold_s) if peer.pending else left_s)
         if self._pause_s:
             wait_s, self._pause_s = min(self._pause_s, left_s, self._policy.wait_limit_s), 0.0
             return Pause(wait_s)
@@ -115,9 +118,6 @@ class Acquisition:
         """Note that the peer that was asked gave nothing that is of use."""
         if kind is not FailureKind.BUSY:
             self._failed.add(peer)
-        if kind is FailureKind.STALLED and self._asked is not None and self._asked.pending:
-            # It waits for another one, and may be as honest as we are.
-            kind = FailureKind.MISSING
         self._failures.append(Failure(peer=peer, chunk=self.chunk, kind=kind))
 
     def _take_failures(self) -> tuple[Failure, ...]:

@@ -6,7 +6,7 @@ By the score alone the fastest node would be asked by everybody until it is near
 it is fast would be asked most. Before it counts, therefore, in this order:
 
 1. those who have the chunk and have room;
-2. those who will have it shortly, the ones that have to wait least before others;
+2. those who will have it shortly, the ones through which it comes soonest before others;
 3. those of either kind that were sent to more often than is fair;
 4. those who have it, and with whom one has to queue.
 
@@ -38,6 +38,7 @@ class Offer(msgspec.Struct, Generic[_Peer], gc=False):
         transfers: that it has, waiting ones included.
         sent_to: how often somebody was sent to it lately.
         depth: 0: it has the chunk; otherwise how many have to get it before it can send it.
+        delay: how long that takes, in seconds for each byte of the chunk, and until its own first follower has it.
     """
 
     peer: _Peer
@@ -46,6 +47,7 @@ class Offer(msgspec.Struct, Generic[_Peer], gc=False):
     transfers: int
     sent_to: float
     depth: int = 0
+    delay: float = 0.0
 
 
 def score(bandwidth: float, load: float, policy: ChoicePolicy) -> float:
@@ -63,7 +65,7 @@ def rank(offers: Sequence[Offer[_Peer]], policy: ChoicePolicy, bits: RandomBits)
     keyed = [
         (
             _class_of(offer, fair),
-            offer.depth,
+            offer.delay if offer.depth else 0.0,
             -score((offer.bandwidth_bytes_per_s or usual) / most, min(1.0, offer.transfers / offer.slots), policy),
             bits(_TIE_BITS),
             at,

@@ -31,6 +31,7 @@ class Flight:
         chunk, node: which, and who.
         parent: whom it was told to ask first; empty: the origin.
         depth: how many have to get the chunk before it does, itself included.
+        delay: how long it takes until the chunk is there, in seconds for each of its bytes.
         until_s: it is not believed in any longer.
         layer: name of the manifest that the chunk is of.
         proposed: all whom it was told to ask.
@@ -42,6 +43,7 @@ class Flight:
     node: str
     parent: str
     depth: int
+    delay: float
     until_s: float
     layer: str
     proposed: frozenset[str] = _NOBODY

@@ -62,7 +62,7 @@ class SuspicionPolicy(Value, frozen=True):
     """
 
     blocks: Number = 3
-    failures: Number = 5
+    failures: Number = 4
     reporters: Number = 2
     window_s: Seconds = 300.0
     quarantine_s: Seconds = 60.0
@@ -147,12 +147,12 @@ class AcquisitionPolicy(Value, frozen=True):
         lookups: how often the tracker is asked for one chunk.
         attempts: how many peers are asked for it in all.
         patience_s: after this the origin is asked, whatever the peers do. A peer that dawdles costs this much, once.
-        hold_s: how long it waits at a peer that is only fetching the chunk. If that one died, nothing else says so.
+        hold_s: how long it waits at a peer that is only fetching the chunk, and shows that it is alive.
         wait_limit_s: the longest that a tracker can make a node wait between two lookups.
     """
 
     lookups: Number = 4
     attempts: Number = 6
     patience_s: Seconds = 10.0
-    hold_s: Seconds = 2.0
+    hold_s: Seconds = 4.0
     wait_limit_s: Seconds = 1.0

@@ -44,6 +44,8 @@ _SCANNED = 64
 """So many are looked at when none of those that were drawn will do."""
 _REMEMBERED_PROPOSALS = 65_536
 _JITTER_BITS = 16
+_USUAL_BYTES_PER_S = 1_250_000_000
+"""What a node is taken to send that does not say: 10 Gbit/s. Only how long one chunk takes over several is compared."""
 
 
 class TrackerStatistics(Value, frozen=True):
@@ -124,6 +126,11 @@ class _Node:
     uploads: int = 0
     sent_to: float = 0.0
     sent_to_as_of_s: float = 0.0
+
+    @property
+    def byte_s(self) -> float:
+        """How long it takes to send one byte."""
+        return 1.0 / (self.bandwidth_bytes_per_s or _USUAL_BYTES_PER_S)
 
     def sent_to_at(self, now_s: float) -> float:
         """Return how often somebody was sent there lately."""
@@ -367,7 +374,7 @@ class Tracker:
             node = self._usable(question, name, now_s)
             if node is not None:
                 names.add(name)
-                offer = self._offer(node, 0, now_s)
+                offer = self._offer(node, 0, 0.0, now_s)
                 roomy = roomy or has_room(offer)
                 offers.append(offer)
         return offers if roomy else offers + self._drawn_pending(question, count, names, now_s)
@@ -381,7 +388,7 @@ class Tracker:
                 continue
             node = self._usable(question, flight.node, now_s)
             if node is not None and not (followed and self._flights.waits_for(flight, question.node)):
-                offers.append(self._offer(node, flight.depth, now_s))
+                offers.append(self._offer(node, flight.depth, flight.delay, now_s))
         return offers
 
     def _usable(self, question: _Question, name: str, now_s: float) -> _Node | None:
@@ -392,7 +399,7 @@ class Tracker:
             return None
         return node
 
-    def _offer(self, node: _Node, depth: int, now_s: float) -> Offer[_Node]:
+    def _offer(self, node: _Node, depth: int, delay: float, now_s: float) -> Offer[_Node]:
         return Offer(
             peer=node,
             bandwidth_bytes_per_s=float(node.bandwidth_bytes_per_s),
@@ -400,6 +407,7 @@ class Tracker:
             transfers=self._transfers(node),
             sent_to=node.sent_to_at(now_s),
             depth=depth,
+            delay=delay + node.byte_s if depth else 0.0,
         )
 
     def _transfers(self, node: _Node) -> int:
@@ -432,6 +440,7 @@ class Tracker:
                 node=question.node,
                 parent=ranked[0].peer.name if ranked else "",
                 depth=ranked[0].depth + 1 if ranked else 1,
+                delay=self._delay(asker, ranked),
                 until_s=now_s + self.policy.flight_s,
                 layer=question.layer,
                 proposed=frozenset(offer.peer.name for offer in ranked),
@@ -439,6 +448,14 @@ class Tracker:
                 serves=asker is not None and asker.slots > 0,
             )
         )
+
+    def _delay(self, asker: _Node | None, ranked: Sequence[Offer[_Node]]) -> float:
+        """Return how long it takes until a chunk is at whoever asked, in seconds for each byte."""
+        own_s = asker.byte_s if asker is not None else 0.0
+        if not ranked:
+            return own_s
+        sender = ranked[0].peer
+        return max(ranked[0].delay, sender.byte_s) if own_s <= sender.byte_s else ranked[0].delay + own_s
 
     def _tell_to_wait(self, question: _Question) -> Answer:
         self._to_wait += 1

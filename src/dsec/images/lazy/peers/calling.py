@@ -17,7 +17,7 @@ import msgspec
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError
 from dsec.distribution.messages import FailureKind
 from dsec.images.lazy.peers.chunk_server import CHUNKS, HELLO, WAIT
-from dsec.images.lazy.peers.wire import Wire, WireError, connect, head_of
+from dsec.images.lazy.peers.wire import Head, Wire, WireError, connect, head_of
 from dsec.images.lazy.stored import HEADER_BYTES, MAXIMUM_STORED_BYTES
 from dsec.model.peer import Peer, origin
 from dsec.model.peer_proof import HelloAnswer, PeerCall
@@ -26,6 +26,9 @@ CONNECT_TIMEOUT_S = 2.0
 """For a connection and its first answer: a host that is there takes a round trip."""
 _KEPT = 4
 _SMALL_BODY_BYTES = 4096
+_PROCESSING = 102
+_SIGNS = 256
+"""Signs of life that are taken: more would be one that wants to keep us busy."""
 _KINDS = {404: FailureKind.MISSING, 503: FailureKind.BUSY}
 
 
@@ -122,13 +125,12 @@ class Caller:
             name: of the chunk.
             wait: whether the peer may answer later, when it has the chunk.
             timeout_s: for all of it.
-            stall_s: for the next bytes of an answer that began, and for the beginning of one that need not wait.
+            stall_s: for the next bytes of an answer, or the next sign of life before it begins.
 
         Raises:
             PeerFailedError: it gave none.
         """
-        first_s = timeout_s if wait else min(stall_s, timeout_s)
-        bounds = Bounds(body_bytes=MAXIMUM_STORED_BYTES, first_s=first_s, stall_s=stall_s)
+        bounds = Bounds(body_bytes=MAXIMUM_STORED_BYTES, first_s=min(stall_s, timeout_s), stall_s=stall_s)
         with anyio.move_on_after(timeout_s):
             reply = await self._proved("GET", CHUNKS + name + (WAIT if wait else ""), b"", bounds)
             if reply.status != 200:
@@ -137,7 +139,9 @@ class Caller:
             if len(reply.body) <= HEADER_BYTES:
                 raise PeerFailedError(FailureKind.WRONG, f"{self.peer.node} gives {len(reply.body)} bytes for a chunk")
             return reply.body
-        raise PeerFailedError(FailureKind.STALLED, f"{self.peer.node} gave no chunk within {timeout_s:g} s")
+        # One that waits for others may be as honest as we are.
+        kind = FailureKind.MISSING if wait else FailureKind.STALLED
+        raise PeerFailedError(kind, f"{self.peer.node} gave no chunk within {timeout_s:g} s")
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -222,13 +226,21 @@ class Caller:
             else:
                 wire.close()
 
-    async def _reply(self, wire: Wire, bounds: Bounds) -> Reply:
+    async def _next_head(self, wire: Wire, bounds: Bounds) -> Head:
         with anyio.move_on_after(bounds.first_s) as waiting:
             head = await wire.head()
         if waiting.cancelled_caught:
             raise PeerFailedError(FailureKind.STALLED, f"{self.peer.node} does not begin to answer")
         if head is None:
             raise WireError("it ended the connection")
+        return head
+
+    async def _reply(self, wire: Wire, bounds: Bounds) -> Reply:
+        head = await self._next_head(wire, bounds)
+        for _ in range(_SIGNS):
+            if head.status != _PROCESSING or head.body_bytes:
+                break
+            head = await self._next_head(wire, bounds)
         count = head.body_bytes
         if count > (bounds.body_bytes if head.status == 200 else _SMALL_BODY_BYTES):
             raise PeerFailedError(FailureKind.WRONG, f"{self.peer.node} wants to give {count} bytes")

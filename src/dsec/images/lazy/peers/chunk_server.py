@@ -4,7 +4,8 @@
 
     POST /v1/peer/hello          {"node", "challenge"} -> {"node", "answer", "proof"}     dsec.model.peer_proof
     GET  /v1/chunks/NAME         the stored chunk     (Authorization: Bearer peer....)
-    GET  /v1/chunks/NAME?wait    the same; where it is on its way here, the answer comes when it has come
+    GET  /v1/chunks/NAME?wait    the same; where it is on its way here, the answer comes when it has come; until then
+                                 "102 Processing" several times a second, so that a dead node is told from a patient one
 
 401: who asks did not prove to know the secret. 404: it is not here, and not on its way. 503: as much is being sent as
 this node sends (`dsec.distribution.uploads`); Retry-After says when to try again, in seconds.
@@ -38,6 +39,7 @@ CHUNKS = "/v1/chunks/"
 HELLO = "/v1/peer/hello"
 WAIT = "?wait"
 """Behind the name of a chunk."""
+_ALIVE = head_of("HTTP/1.1 102 Processing", {})
 _SLICE_BYTES = 256 << 10
 _BODY_BYTES = 1024
 
@@ -54,6 +56,7 @@ class ChunkServerLimits:
         stall_s: an answer of which nothing is read.
         upload_s: the longest that one transfer holds its slot.
         hold_s: the longest wait for a chunk that is on its way.
+        beat_s: who waits for that hears this often that we are alive; below what peers take for a stall.
         queue_s: the longest wait for a slot; below what peers take for a stall.
         encodings: chunks that are encoded at a time.
     """
@@ -65,6 +68,7 @@ class ChunkServerLimits:
     stall_s: float = 10.0
     upload_s: float = 60.0
     hold_s: float = 10.0
+    beat_s: float = 0.25
     queue_s: float = 0.5
     encodings: int = 2
 
@@ -196,7 +200,7 @@ class ChunkServer:
     # -- one transfer ---------------------------------------------------------------------------------------------
 
     async def _give(self, wire: Wire, peer: str, name: str, *, may_wait: bool) -> None:
-        async with self._slot(peer, name, may_wait) as descriptor:
+        async with self._slot(wire, peer, name, may_wait) as descriptor:
             try:
                 size = os.fstat(descriptor).st_size
                 fields = {"content-type": "application/octet-stream", "content-length": str(size)}
@@ -207,14 +211,13 @@ class ChunkServer:
                 os.close(descriptor)
 
     @asynccontextmanager
-    async def _slot(self, peer: str, name: str, may_wait: bool) -> AsyncIterator[int]:
+    async def _slot(self, wire: Wire, peer: str, name: str, may_wait: bool) -> AsyncIterator[int]:
         """Find a chunk, waiting for it where that may be, and hold a slot while it is sent. Raises `_RefusedError`."""
         upload: Upload | None = None
         try:
             upload = _granted(self.uploads.hold(peer))
             if may_wait and name in self._coming:
-                with anyio.move_on_after(self._limits.hold_s):
-                    await self._coming[name].wait()
+                await self._hold(wire, self._coming[name])
             await self._turn(upload)
             descriptor = self._chunks.opened(name)
             if descriptor is None:
@@ -227,6 +230,19 @@ class ChunkServer:
                 self.uploads.end(upload)
                 self._freed.set()
                 self._freed = anyio.Event()
+
+    async def _hold(self, wire: Wire, coming: anyio.Event) -> None:
+        """Let somebody wait for a chunk that is on its way. Raises `WireError`."""
+        end_s = self._clock() + self._limits.hold_s
+        while not coming.is_set() and self._clock() < end_s:
+            with anyio.move_on_after(self._limits.beat_s):
+                await coming.wait()
+                return
+            # Not within the limit of time above: half a head would spoil the answer that follows.
+            with anyio.move_on_after(self._limits.stall_s) as patience:
+                await wire.send(_ALIVE)
+            if patience.cancelled_caught:
+                raise WireError("nothing of the answer is read")
 
     async def _turn(self, upload: Upload) -> None:
         """Wait for a slot; those who wait get theirs in the order in which they came. Raises `_RefusedError`."""

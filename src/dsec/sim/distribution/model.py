@@ -1,0 +1,383 @@
+"""Many nodes fetch one image, by the policies that live nodes go by.
+
+Tracker, acquisition, announcements and upload limits are `dsec.distribution`'s own; this module is their shell. What it
+adds is time: messages take a round trip, transfers what `dsec.sim.fleet.links` says (each link serves one after the
+other at full speed), the origin sends so much in all, and dead nodes are noticed after a timeout.
+
+Every node reads the chunks of its first command in the same order, as the same command does everywhere, and the rest in
+an order of its own: two nodes that fetch everything at once then have different things to give to each other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
+from dsec.distribution.announcer import COMPLETE, Announcer, Held
+from dsec.distribution.messages import Answer, Candidate, Failure, FailureKind, Lookup, Report
+from dsec.distribution.order import spread
+from dsec.distribution.tracker import Tracker
+from dsec.distribution.uploads import Refused, Stage, Uploads
+from dsec.sim.calendar import Calendar, without_garbage_collection
+from dsec.sim.distribution.measures import Measures
+from dsec.sim.distribution.node import Nature, SimNode, Transfer
+from dsec.sim.distribution.scenario import DistributionScenario
+from dsec.sim.distributions import Streams
+from dsec.sim.fleet.links import Link
+from dsec.sim.result import Result
+
+_LAYER = "f" * 64
+_TICK_S = 1.0
+_LIVES = "one"
+
+
+class DistributionModel:
+    """The state of one run. Each method whose first argument is the time is an event."""
+
+    def __init__(self, scenario: DistributionScenario, seed: int) -> None:
+        self._scenario = scenario
+        self._seed = seed
+        streams = Streams(seed)
+        self._chance = random.Random(streams.integer("troubles"))
+        self._bits = random.Random(streams.integer("tracker")).getrandbits
+        self.tracker = Tracker(scenario.tracker, self._bits)
+        self.calendar = Calendar(64.0 * scenario.nodes)
+        self.measures = Measures()
+        self._origin = Link(scenario.origin_bytes_per_s)
+        self._names = [f"{number:064x}" for number in range(scenario.chunks)]
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        first = spread(self._names, "first")[: scenario.first]
+        self._first = [self._numbers[name] for name in first]
+        self.nodes = [self._node(number) for number in range(scenario.nodes)]
+        self._by_name = {node.name: node for node in [*self._seeds(), *self.nodes]}
+        self._left = scenario.nodes
+
+    # Set-up.
+
+    def _node(self, number: int) -> SimNode:
+        scenario, troubles = self._scenario, self._scenario.troubles
+        a_wave = -(-scenario.nodes // scenario.waves)
+        wave, place = divmod(number, a_wave)
+        start_s = wave * scenario.wave_every_s + scenario.spread_s * place / a_wave
+        rate = troubles.slow_bytes_per_s if self._chance.random() < troubles.slow_share else scenario.link_bytes_per_s
+        name = f"node-{number}"
+        rest = spread([each for at, each in enumerate(self._names) if at not in set(self._first)], name)
+        wanted = deque(self._first)
+        if scenario.all:
+            wanted.extend(self._numbers[each] for each in rest)
+        return self._made(name, rate, self._nature(), start_s, wanted)
+
+    def _made(self, name: str, rate: float, nature: Nature, start_s: float, wanted: deque[int]) -> SimNode:
+        return SimNode(
+            name=name,
+            up=Link(rate),
+            down=Link(rate),
+            uploads=Uploads(self._scenario.uploads),
+            announcer=Announcer(name, name, _LIVES),
+            nature=nature,
+            start_s=start_s,
+            first=frozenset(self._first),
+            wanted=wanted,
+            first_left=len(self._first),
+        )
+
+    def _nature(self) -> Nature:
+        draw, troubles = self._chance.random(), self._scenario.troubles
+        for nature, share in (
+            (Nature.WRONG, troubles.wrong_share),
+            (Nature.STALLING, troubles.stalling_share),
+            (Nature.LYING, troubles.lying_share),
+        ):
+            if draw < share:
+                return nature
+            draw -= share
+        return Nature.HONEST
+
+    def _seeds(self) -> list[SimNode]:
+        seeds = []
+        for number in range(self._scenario.seeds):
+            node = self._made(f"seed-{number}", self._scenario.link_bytes_per_s, Nature.HONEST, 0.0, deque())
+            node.have = set(range(self._scenario.chunks))
+            seeds.append(node)
+        return seeds
+
+    # The run.
+
+    def run(self, case: str = "") -> Result:
+        """Run until every node that lives has what it wants, at most as long as the scenario says."""
+        scenario, calendar = self._scenario, self.calendar
+        for node in self._by_name.values():
+            calendar.at(node.start_s, self._start, node)
+        for at_s in scenario.troubles.tracker_restarts_s:
+            calendar.at(at_s, self._restart_tracker)
+        calendar.at(_TICK_S, self._tick)
+        with without_garbage_collection():
+            calendar.run(scenario.duration_s)
+        return Result(
+            scenario=scenario.title,
+            case=case,
+            seed=self._seed,
+            simulated_s=calendar.now_s,
+            events=calendar.events,
+            counts=self.measures.counts(self.nodes, scenario.image_bytes),
+            figures=self.measures.figures(self.nodes),
+            series=self.measures.series(scenario.nodes),
+        )
+
+    def _start(self, now_s: float, node: SimNode) -> None:
+        troubles = self._scenario.troubles
+        if node.wanted and self._chance.random() < troubles.failing_share:
+            self.calendar.at(now_s + self._chance.random() * troubles.failing_within_s, self._die, node)
+        if self._scenario.way == "peers":
+            self._announce(now_s, node)
+            self.calendar.at(now_s + self._scenario.announcing.every_s, self._renew, node)
+        self._fill(now_s, node)
+
+    def _tick(self, now_s: float, _: None) -> None:
+        self.tracker.expire(now_s)
+        self.calendar.at(now_s + _TICK_S, self._tick)
+
+    def _restart_tracker(self, now_s: float, _: None) -> None:
+        self.tracker = Tracker(self._scenario.tracker, self._bits)
+
+    def _die(self, now_s: float, node: SimNode) -> None:
+        """A host that falls silent: whoever is getting something from it waits for more in vain."""
+        if node.all_s < 0:
+            self._finish(now_s)
+        node.alive = False
+
+    def _finish(self, now_s: float) -> None:
+        self._left -= 1
+        if not self._left:
+            self.calendar.stop()
+
+    # Fetching.
+
+    def _fill(self, now_s: float, node: SimNode) -> None:
+        """Begin as many fetches as a node has at a time; what begins at once is asked for at once."""
+        room = self._scenario.parallel - len(node.under_way)
+        begun = [node.wanted.popleft() for _ in range(min(room, len(node.wanted)))]
+        for chunk in begun:
+            if self._scenario.way == "central":
+                node.under_way[chunk] = None
+                self._from_origin(now_s, node, chunk)
+            else:
+                node.under_way[chunk] = Acquisition(self._names[chunk], self._scenario.acquisition, now_s)
+                self._step(now_s, (node, chunk))
+
+    def _step(self, now_s: float, what: tuple[SimNode, int]) -> None:
+        """Do what the acquisition of a chunk says."""
+        node, chunk = what
+        acquisition = node.under_way.get(chunk)
+        if acquisition is None or not node.alive:
+            return
+        step = acquisition.next(now_s)
+        if isinstance(step, LookUp):
+            # The question arrives after half a round trip; the state of the tracker hardly changes in that time.
+            lookup = Lookup(node=node.name, layer=_LAYER, chunks=(acquisition.chunk,), failures=step.failures)
+            reply = self.tracker.look_up(lookup, now_s)
+            if reply.resend:
+                node.announcer.restate()
+                self._announce_soon(now_s, node)
+            self._note_verdicts()
+            self.calendar.at(now_s + self._scenario.round_trip_s, self._answered, (node, chunk, reply.answers[0]))
+        elif isinstance(step, Ask):
+            self._ask(now_s, node, chunk, step.peer, step.timeout_s)
+        elif isinstance(step, Pause):
+            self.calendar.at(now_s + step.wait_s, self._step, what)
+        else:
+            if step.failures:
+                self.tracker.report(Report(node=node.name, failures=step.failures), now_s)
+                self._note_verdicts()
+            self.measures.granted += step.granted
+            self.measures.given_up += not step.granted
+            self._from_origin(now_s, node, chunk)
+
+    def _answered(self, now_s: float, what: tuple[SimNode, int, Answer]) -> None:
+        node, chunk, answer = what
+        acquisition = node.under_way.get(chunk)
+        if acquisition is not None:
+            acquisition.answered(answer)
+            self._step(now_s, (node, chunk))
+
+    def _from_origin(self, now_s: float, node: SimNode, chunk: int) -> None:
+        size_bytes = self._scenario.chunk_bytes
+        begin_s = now_s + self._scenario.origin_latency_s
+        end_s = max(self._origin.reserve(begin_s, size_bytes), node.down.reserve(begin_s, size_bytes))
+        self.measures.origin_bytes += size_bytes
+        self.calendar.at(end_s, self._arrived, (node, chunk))
+
+    def _arrived(self, now_s: float, what: tuple[SimNode, int]) -> None:
+        """A verified chunk is there."""
+        node, chunk = what
+        if not node.alive:
+            return
+        del node.under_way[chunk]
+        node.have.add(chunk)
+        node.received_bytes += self._scenario.chunk_bytes
+        if chunk in node.first:
+            node.first_left -= 1
+            if not node.first_left:
+                node.first_s = now_s
+                self.measures.became_ready(now_s)
+        if not node.wanted and not node.under_way:
+            node.all_s = now_s
+            self.measures.became_complete(now_s)
+            self._finish(now_s)
+        if self._scenario.way == "peers":
+            node.announcer.gained(_LAYER, (self._names[chunk],))
+            self._announce_soon(now_s, node)
+            for transfer in node.followers.pop(chunk, ()):
+                self._queue(now_s, transfer)
+        self._fill(now_s, node)
+
+    # Peers.
+
+    def _ask(self, now_s: float, node: SimNode, chunk: int, candidate: Candidate, timeout_s: float) -> None:
+        sender = self._by_name[candidate.node]
+        transfer = Transfer(sender, node, chunk, now_s + timeout_s)
+        there_s = now_s + self._scenario.round_trip_s / 2
+        if not sender.alive:
+            limit_s = min(timeout_s, self._scenario.connect_timeout_s)
+            self.calendar.at(now_s + limit_s, self._failed, (transfer, FailureKind.UNREACHABLE))
+            return
+        self.calendar.at(now_s + min(timeout_s, self._scenario.stall_s), self._lose_patience, transfer)
+        self.calendar.at(there_s, self._requested, (transfer, candidate.pending))
+
+    def _requested(self, now_s: float, what: tuple[Transfer, bool]) -> None:
+        """A request is at the sender."""
+        transfer, may_wait = what
+        sender = transfer.sender
+        if not sender.alive or transfer.over or sender.nature is Nature.STALLING:
+            return
+        coming = may_wait and transfer.chunk in sender.under_way
+        if transfer.chunk not in sender.have and not coming:
+            self._refuse(now_s, transfer, FailureKind.MISSING)
+            return
+        held = sender.uploads.hold(transfer.receiver.name)
+        if isinstance(held, Refused):
+            self._refuse(now_s, transfer, FailureKind.BUSY)
+            return
+        transfer.upload = held
+        if coming:
+            sender.followers.setdefault(transfer.chunk, []).append(transfer)
+        else:
+            self._queue(now_s, transfer)
+
+    def _queue(self, now_s: float, transfer: Transfer) -> None:
+        transfer.sender.queue.append(transfer)
+        self._serve(now_s, transfer.sender)
+        if transfer.upload is not None and transfer.upload.stage is Stage.HELD:
+            self.calendar.at(now_s + self._scenario.queue_s, self._end_turn, transfer)
+
+    def _serve(self, now_s: float, sender: SimNode) -> None:
+        """Begin to send to those who wait, as far as there are slots, in their order."""
+        for transfer in list(sender.queue):
+            if sender.uploads.sending >= sender.uploads.policy.slots:
+                break
+            if transfer.over or transfer.upload is None or transfer.upload.stage is Stage.OVER:
+                sender.queue.remove(transfer)
+            elif sender.uploads.advance(transfer.upload) is None:
+                sender.queue.remove(transfer)
+                size_bytes = self._scenario.chunk_bytes
+                end_s = max(sender.up.reserve(now_s, size_bytes), transfer.receiver.down.reserve(now_s, size_bytes))
+                self.calendar.at(end_s, self._sent, transfer)
+
+    def _refuse(self, now_s: float, transfer: Transfer, kind: FailureKind) -> None:
+        self.calendar.at(now_s + self._scenario.round_trip_s / 2, self._failed, (transfer, kind))
+
+    def _sent(self, now_s: float, transfer: Transfer) -> None:
+        """The last byte is there."""
+        sender, receiver, size_bytes = transfer.sender, transfer.receiver, self._scenario.chunk_bytes
+        if transfer.upload is not None:
+            sender.uploads.end(transfer.upload)
+        if not sender.alive:
+            return  # Its end never came; the receiver's patience will find out.
+        self._serve(now_s, sender)
+        sender.sent_bytes += size_bytes
+        if transfer.over or not receiver.alive:
+            receiver.wasted_bytes += size_bytes
+            return
+        transfer.over = True
+        if sender.nature is Nature.WRONG:
+            receiver.wasted_bytes += size_bytes
+            self._fault(now_s, transfer, FailureKind.WRONG)
+            return
+        self.measures.peer_bytes += size_bytes
+        if receiver.nature is Nature.LYING:
+            failure = Failure(peer=sender.name, chunk=self._names[transfer.chunk], kind=FailureKind.WRONG)
+            self.tracker.report(Report(node=receiver.name, failures=(failure,)), now_s)
+            self._note_verdicts()
+        self._arrived(now_s, (receiver, transfer.chunk))
+
+    def _lose_patience(self, now_s: float, transfer: Transfer) -> None:
+        """Give a sender up that shows no life; one that is slow, or waits for others, has until the deadline."""
+        if transfer.over:
+            return
+        if not transfer.is_alive:
+            self._failed(now_s, (transfer, FailureKind.STALLED))
+        elif now_s >= transfer.deadline_s:
+            waits = transfer.upload is not None and transfer.upload.stage is Stage.HELD
+            self._failed(now_s, (transfer, FailureKind.MISSING if waits else FailureKind.STALLED))
+        else:
+            again_s = min(now_s + self._scenario.stall_s, transfer.deadline_s)
+            self.calendar.at(again_s, self._lose_patience, transfer)
+
+    def _end_turn(self, now_s: float, transfer: Transfer) -> None:
+        """Send somebody away whose turn does not come."""
+        upload = transfer.upload
+        if not transfer.over and upload is not None and upload.stage is Stage.HELD:
+            transfer.sender.uploads.end(upload)
+            self._refuse(now_s, transfer, FailureKind.BUSY)
+
+    def _failed(self, now_s: float, what: tuple[Transfer, FailureKind]) -> None:
+        transfer, kind = what
+        if not transfer.over:
+            transfer.over = True
+            if transfer.upload is not None and transfer.upload.stage is Stage.HELD:
+                transfer.sender.uploads.end(transfer.upload)  # The receiver closed the connection.
+            self._fault(now_s, transfer, kind)
+
+    def _fault(self, now_s: float, transfer: Transfer, kind: FailureKind) -> None:
+        self.measures.failures[kind] += 1
+        acquisition = transfer.receiver.under_way.get(transfer.chunk)
+        if acquisition is not None:
+            acquisition.failed(transfer.sender.name, kind)
+            self._step(now_s, (transfer.receiver, transfer.chunk))
+
+    # Announcements.
+
+    def _announce_soon(self, now_s: float, node: SimNode) -> None:
+        if not node.announces:
+            node.announces = True
+            self.calendar.at(now_s + self._scenario.announcing.news_s, self._announce, node)
+
+    def _renew(self, now_s: float, node: SimNode) -> None:
+        if node.alive:
+            self._announce(now_s, node)
+            self.calendar.at(now_s + self._scenario.announcing.every_s, self._renew, node)
+
+    def _announce(self, now_s: float, node: SimNode) -> None:
+        node.announces = False
+        if not node.alive:
+            return
+        message = node.announcer.make(
+            self._held(node),
+            upload_bytes_per_s=int(node.up.bytes_per_s),
+            upload_slots=self._scenario.uploads.slots,
+            uploads=node.uploads.sending,
+        )
+        answer = self.tracker.announce(message, now_s)
+        node.announcer.acknowledged(message, answer)
+        if answer.resend:
+            self._announce_soon(now_s, node)
+
+    def _held(self, node: SimNode) -> Held:
+        if len(node.have) == len(self._names):
+            return {_LAYER: COMPLETE}
+        return {_LAYER: {self._names[chunk] for chunk in node.have}} if node.have else {}
+
+    def _note_verdicts(self) -> None:
+        for verdict in self.tracker.take_verdicts():
+            self.measures.verdicts[verdict.kind] += 1

@@ -1,0 +1,81 @@
+"""One simulated node: what it has, what it wants, and what it sends."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from dsec.distribution.acquisition import Acquisition
+from dsec.distribution.announcer import Announcer
+from dsec.distribution.uploads import Stage, Upload, Uploads
+from dsec.sim.fleet.links import Link
+
+
+class Nature(enum.Enum):
+    """How a node behaves towards others."""
+
+    HONEST = "honest"
+    WRONG = "wrong"
+    STALLING = "stalling"
+    LYING = "lying"
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One chunk that one node asks another for.
+
+    Attributes:
+        deadline_s: the receiver waits no longer.
+        upload: at the sender; None: it was not let in yet.
+        over: whether the receiver gave it up, or its end was told.
+    """
+
+    sender: SimNode
+    receiver: SimNode
+    chunk: int
+    deadline_s: float
+    upload: Upload | None = None
+    over: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether bytes or signs of life come, as far as the receiver can see."""
+        return self.sender.alive and self.upload is not None and self.upload.stage is not Stage.OVER
+
+
+@dataclass(slots=True, eq=False)
+class SimNode:
+    """One node.
+
+    Attributes:
+        name: its id.
+        wanted: chunks that it is yet to fetch, in order.
+        first_left: chunks of the first command that it lacks.
+        have: the chunks that are there.
+        under_way: how each chunk that it is fetching gets here.
+        followers: who waits here for a chunk that is on its way.
+        queue: who waits here for a slot.
+    """
+
+    name: str
+    up: Link
+    down: Link
+    uploads: Uploads
+    announcer: Announcer
+    nature: Nature
+    start_s: float
+    first: frozenset[int]
+    wanted: deque[int]
+    first_left: int
+    have: set[int] = field(default_factory=set)
+    under_way: dict[int, Acquisition | None] = field(default_factory=dict)
+    followers: dict[int, list[Transfer]] = field(default_factory=dict)
+    queue: deque[Transfer] = field(default_factory=deque)
+    alive: bool = True
+    announces: bool = False
+    first_s: float = -1.0
+    all_s: float = -1.0
+    received_bytes: int = 0
+    wasted_bytes: int = 0
+    sent_bytes: int = 0
