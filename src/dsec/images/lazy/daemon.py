@@ -245,14 +245,21 @@ class _Door:
         if isinstance(request, Unmount):
             return Answer(done=self._mounts.unmount(request.manifest))
         if isinstance(request, Verify):
-            checked, bad = self._mounts.verify(request.manifest)
-            if bad and request.repair:
-                self._server.bring(request.manifest, bad)
-                self._server.flush()
-            return Answer(pieces=checked, bad=tuple(bad))
+            return self._verified(request)
         if isinstance(request, Status):
             return self._status()
         return self._about_reads(request)
+
+    def _verified(self, request: Verify) -> Answer:
+        checked, bad = self._mounts.verify(request.manifest)
+        if bad:
+            try:
+                if request.repair:
+                    self._server.bring(request.manifest, bad)
+                    self._server.flush()
+            finally:
+                self._mounts.evict(request.manifest, bad)
+        return Answer(pieces=checked, bad=tuple(bad))
 
     def _brought(self, request: Bring) -> Answer:
         file = Path(request.file) if request.file else None
@@ -282,6 +289,7 @@ class _Door:
             cached_bytes=self._server.cache.statistics().content_bytes,
             pid=os.getpid(),
             keeper_pid=os.getppid(),
+            peers=self._server.peers_report(),
         )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from dsec.base.errors import DsecError, NodeUnavailableError, error_from_code
 from dsec.distribution.prefetch import PrefetchProgress
+from dsec.images.lazy.peers.report import PeersReport
 from dsec.images.lazy.touches import LayerUse, Touch
 
 _MAXIMUM_LINE_BYTES = 1 << 20
@@ -141,6 +142,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         fetched_bytes: content bytes that came from sources, since this server began.
         cached_bytes: content bytes of the cache.
         pid, keeper_pid: of the server, and of the process that waits for it.
+        peers: what was taken from peers and given to them; None: it has none.
         uses: what came of layers.
         progress: how far a prefetch is.
         touches: the chunks that were read.
@@ -157,6 +159,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_bytes: int = 0
     pid: int = 0
     keeper_pid: int = 0
+    peers: PeersReport | None = None
     uses: tuple[LayerUse, ...] = ()
     progress: PrefetchProgress | None = None
     touches: tuple[Touch, ...] = ()

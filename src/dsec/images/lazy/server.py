@@ -34,6 +34,7 @@ from dsec.images.lazy.daemon_wire import Prefetch
 from dsec.images.lazy.fetching import Fetcher, LayerEvent, LayerEventKind, layer_event, open_fetcher
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.origins import Origins
+from dsec.images.lazy.peers.report import PeersReport
 from dsec.images.lazy.prefetching import Prefetching, open_prefetching
 from dsec.images.lazy.source import ChunkSource, Neighbours
 from dsec.images.lazy.stored import CHUNK_BYTES
@@ -136,6 +137,10 @@ class LayerServer:
     def fetched_bytes(self) -> int:
         """Content bytes that came from sources since this server began."""
         return self._fetcher.fetched_bytes
+
+    def peers_report(self) -> PeersReport | None:
+        """Say what was taken from peers and given to them; None: there are none."""
+        return None if self._fetcher.neighbours is None else self._fetcher.neighbours.report()
 
     async def _sources_of(self, layer: CachedLayer) -> Sequence[ChunkSource]:
         neighbours = self._fetcher.neighbours

@@ -19,6 +19,7 @@ from typing import Protocol
 import anyio.to_thread
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.images.lazy.peers.report import PeersReport
 from dsec.images.lazy.stored import MAXIMUM_STORED_BYTES, ChunkRef, decode
 from dsec.stores.objects import ObjectStore
 
@@ -61,6 +62,9 @@ class Neighbours(Protocol):
 
     def failed(self, ref: ChunkRef) -> None:
         """Take notice that a chunk did not come."""
+
+    def report(self) -> PeersReport:
+        """Say what was taken from them and given to them. May be called from any thread."""
 
 
 class MemorySource:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import anyio
 import anyio.from_thread
+import msgspec
 
 from dsec.base.errors import StateCorruptedError
 from dsec.base.secret_file import read_secret
@@ -22,9 +23,10 @@ from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import METADATA, CachedLayer
 from dsec.images.lazy.fetching import LayerEvent, LayerEventKind, OnEvent
 from dsec.images.lazy.peers.calling import Caller
-from dsec.images.lazy.peers.seeder import SEEDS, SeederStatus
+from dsec.images.lazy.peers.report import PeersReport
+from dsec.images.lazy.peers.seeder import SEEDS
 from dsec.images.lazy.peers.settings import PeerSettings
-from dsec.images.lazy.peers.source import PeerCounts, Peers, open_peers
+from dsec.images.lazy.peers.source import Peers, open_peers
 from dsec.images.lazy.peers.tracking import Announcing, HttpTracker
 from dsec.images.lazy.peers.uploading import Seeding
 from dsec.images.lazy.source import ChunkSource
@@ -35,20 +37,22 @@ from dsec.model.peer import parse_tracker
 class PeerSide:
     """What a layer server sees of the peers; make it with `open_peer_side`. Used from one event loop."""
 
-    def __init__(self, peers: Peers, seeding: Seeding, announcing: Announcing) -> None:
+    def __init__(self, node: str, peers: Peers, seeding: Seeding, announcing: Announcing) -> None:
+        self._node = node
         self._peers = peers
         self._seeding = seeding
         self._announcing = announcing
 
-    @property
-    def counts(self) -> PeerCounts:
-        """What came from peers."""
-        return self._peers.counts
-
-    @property
-    def status(self) -> SeederStatus:
-        """What is given to peers."""
-        return self._seeding.status
+    def report(self) -> PeersReport:
+        """Say what was taken and given. May be called from any thread."""
+        given, taken = self._seeding.status, self._peers.counts
+        return PeersReport(
+            node=self._node,
+            **msgspec.structs.asdict(given),
+            chunks=taken.chunks,
+            received_bytes=taken.received_bytes,
+            failures={kind.value: count for kind, count in taken.failures.items()},
+        )
 
     def source(self, layer: str) -> ChunkSource:
         """Return the peers, as a source of the chunks of the layer with this manifest."""
@@ -104,7 +108,7 @@ async def open_peer_side(
             seeding.start()
             group.start_soon(announcing.run)
             try:
-                yield PeerSide(peers, seeding, announcing)
+                yield PeerSide(settings.node, peers, seeding, announcing)
             finally:
                 await anyio.to_thread.run_sync(seeding.close)
                 group.cancel_scope.cancel()
