@@ -29,6 +29,7 @@ TINY: dict[str, tuple[str, ...]] = {
     "files": ("--samples", "2", "--size", "2M"),
     "rollback": ("--samples", "2", "--size", "2M"),
     "lazy-start": ("--samples", "1", "--size", "2M"),
+    "lazy-burst": ("--samples", "1", "--size", "2M", "--count", "11"),
     "checkpoint": ("--samples", "2", "--size", "2M"),
     "fork": ("--samples", "2", "--count", "3"),
     "fingerprint": ("--samples", "2", "--count", "200"),

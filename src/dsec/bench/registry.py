@@ -166,6 +166,16 @@ BENCHMARKS = (
         size="2GiB",
     ),
     Benchmark(
+        "lazy-burst",
+        "dsec.bench.lazy_burst:bench_lazy_burst",
+        "200 sandboxes of 20 images behind a link, nothing cached; beside all of it cached, and pulled whole first.",
+        samples=2,
+        counts="sandboxes, ten of an image",
+        sizes=True,
+        size="2GiB",
+        draws="dsec.bench.lazy_burst:draw",
+    ),
+    Benchmark(
         "migrate",
         "dsec.bench.migrate:bench_migrate",
         "How long a sandbox stands still when it moves between two nodes; beside copying all that it wrote.",

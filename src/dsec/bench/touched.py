@@ -25,11 +25,13 @@ class Touched(Value, frozen=True):
     """What was touched of one layer.
 
     Attributes:
+        layer: its digest.
         page_bytes: pages of files and of metadata.
         chunks: chunks with such pages.
         metadata_chunks: pieces of the packed metadata with such pages.
     """
 
+    layer: str
     page_bytes: int
     chunks: tuple[ChunkRef, ...]
     metadata_chunks: tuple[ChunkRef, ...]
@@ -58,6 +60,7 @@ def touched(mount: Path, manifest: LayerManifest) -> Touched:
     # Tails of files lie among the metadata, unaligned, and are fetched with it.
     positions = {at // CHUNK_BYTES for each in files for at in range(each.start, each.stop, 4096)}
     return Touched(
+        layer=manifest.layer,
         page_bytes=sum(map(len, (*files, *metadata))),
         chunks=tuple(manifest.chunks[position] for position in sorted(positions)),
         metadata_chunks=tuple(manifest.metadata_chunks[position] for position in sorted(packed)),
