@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from dsec.base.errors import DsecError, StateCorruptedError, StoreUnavailableErr
 from dsec.images import erofs
 from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy.cache import LayerCache
+from dsec.images.lazy.cached_layer import METADATA
 from dsec.images.lazy.conversion import LayerFile, fetch_manifest, publish
 from dsec.images.lazy.fetching import LayerEvent, LayerEventKind
 from dsec.images.lazy.layer_mounts import LazyMounts
@@ -62,6 +64,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
         path = root / f"tree/small/{number % 10}/{number}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"small {number}")
+    (root / "tree/link").symlink_to("target of the link")
     erofs.make(root / "tree", root / "layer.erofs")
     store = FolderObjectStore(root / "store")
 
@@ -132,7 +135,7 @@ def test_a_walk_fetches_the_metadata_and_nothing_else(open_server: Open, publish
     opened = open_server(published.source())
     root = opened.mounts.ensure(published.manifest)
     found = sum(len(files) for _, _, files in os.walk(root))
-    assert found == 306
+    assert found == 307
     assert (root / "small/3/3").read_text() == "small 3", "small files are in the metadata"
     assert opened.server.fetched_bytes == published.manifest.metadata_bytes
 
@@ -180,6 +183,66 @@ def test_once_all_is_here_the_kernel_reads_the_local_file_and_needs_no_server(
     assert opened.kinds() == {LayerEventKind.COMPLETE}
     opened.server.close()
     assert (root / "data/large-5").read_bytes() == published.large["large-5"]
+
+
+def _corrupt(opened: Opened, manifest: LayerManifest, content: bytes, wrong: bytes) -> None:
+    """Let the disk give something else in place of content, and the kernel read it."""
+    path = opened.server.layer(manifest.id).path
+    with path.open("r+b") as file:
+        data = file.read()
+        while (start := data.find(content)) >= 0:
+            file.seek(start)
+            file.write(wrong)
+            data = data[:start] + wrong + data[start + len(wrong) :]
+        file.flush()
+        os.fsync(file.fileno())
+    opened.mounts.evict(manifest.id, range(-1, len(manifest.chunks)))
+
+
+def test_what_the_kernel_cached_of_a_rotten_file_goes_when_it_is_repaired(
+    open_server: Open, published: Published
+) -> None:
+    manifest = published.manifest
+    opened = open_server(published.source())
+    root = opened.mounts.ensure(manifest)
+    opened.server.bring(manifest.id, range(len(manifest.chunks)))
+    opened.server.flush()
+    good = published.large["large-3"]
+    _corrupt(opened, manifest, good[4096:8192], b"x" * 4096)
+    _corrupt(opened, manifest, b"small 77", b"SMALL 77")
+    _corrupt(opened, manifest, b"target of the link", b"TARGET of the link")
+    seen = ((root / "data/large-3").read_bytes(), (root / "small/7/77").read_text(), os.readlink(root / "link"))
+    assert seen[0][4096:8192] == b"x" * 4096, "the kernel does not verify"
+    assert seen[1:] == ("SMALL 77", "TARGET of the link")
+    checked, bad = opened.mounts.verify(manifest.id)
+    assert METADATA in bad
+    assert len(bad) > 1
+    opened.server.bring(manifest.id, bad)
+    opened.server.flush()
+    opened.mounts.evict(manifest.id, bad)
+    assert (root / "data/large-3").read_bytes() == good
+    assert (root / "small/7/77").read_text() == "small 77"
+    assert os.readlink(root / "link") == "target of the link"
+    assert opened.mounts.verify(manifest.id) == (checked, [])
+
+
+def test_pages_that_a_program_has_mapped_stay_until_it_ends(open_server: Open, published: Published) -> None:
+    manifest = published.manifest
+    opened = open_server(published.source())
+    root = opened.mounts.ensure(manifest)
+    opened.server.bring(manifest.id, range(len(manifest.chunks)))
+    opened.server.flush()
+    good = published.large["large-3"][:4096]
+    _corrupt(opened, manifest, good, b"x" * 4096)
+    with (root / "data/large-3").open("rb") as file:
+        with mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ) as mapped:
+            assert mapped[:] == b"x" * 4096
+            _, bad = opened.mounts.verify(manifest.id)
+            opened.mounts.evict(manifest.id, bad)
+            assert mapped[:] == b"x" * 4096
+            assert (root / "data/large-3").read_bytes()[:4096] == b"x" * 4096
+        opened.mounts.evict(manifest.id, bad)
+    assert (root / "data/large-3").read_bytes()[:4096] == good
 
 
 class Switched:

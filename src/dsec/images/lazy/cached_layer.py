@@ -108,6 +108,12 @@ class CachedLayer:
         with self._lock:
             return self._held_bytes - (self._length(METADATA) if METADATA in self._there else 0)
 
+    def holds_metadata(self, positions: Iterable[int]) -> bool:
+        """Whether something of the metadata lies in chunks, or is the metadata itself."""
+        wanted = set(positions)
+        touched = (self.manifest.positions(extent.start, extent.length) for extent in self.manifest.metadata)
+        return METADATA in wanted or any(not wanted.isdisjoint(place) for place in touched)
+
     def has(self, position: int) -> bool:
         """Whether a chunk, or `METADATA`, is there."""
         with self._lock:
@@ -192,6 +198,8 @@ class CachedLayer:
         Returns:
             How many were read, and the numbers of those that were forgotten.
         """
+        # What the disk has counts, which is what the kernel reads, not what is still in the page cache of the file.
+        os.posix_fadvise(self._data, 0, 0, os.POSIX_FADV_DONTNEED)
         there = self.positions()
         bad = [position for position in there if not self._is_sound(position)]
         self._forget(bad)

@@ -21,7 +21,7 @@ from pathlib import Path
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.server import LayerServer
-from dsec.linux import loop, mounts
+from dsec.linux import loop, mounts, page_eviction
 
 _FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
 _RELEASE_S = 5.0
@@ -149,7 +149,7 @@ class LazyMounts:
         """Read what is here of a mounted layer; forget what is not what its name says, so that it is fetched again when
         it is read. Return how much was read, and the numbers of what was forgotten.
 
-        What the kernel has in its page cache it goes on using.
+        What the kernel has in its page cache it goes on using until `evict`.
 
         Raises:
             ObjectNotFoundError: the layer is not mounted.
@@ -166,6 +166,23 @@ class LazyMounts:
                 self._server.reopen(manifest_id)
                 loop.change_file(device, self._server.mount.target / manifest_id)
         return checked, bad
+
+    def evict(self, manifest_id: str, bad: Sequence[int]) -> None:
+        """Make the kernel read a layer again of which something rotted, after `verify`. What programs have mapped stays
+        until they end (`dsec.linux.page_eviction`). May wait for sources. Idempotent.
+
+        Args:
+            manifest_id: name of its manifest.
+            bad: what rotted.
+        """
+        with self._lock:
+            device = self._devices().get(manifest_id)
+        if device is None:
+            return
+        page_eviction.evict_device(device)
+        page_eviction.evict_tree(self._root / manifest_id)
+        if self._server.layer(manifest_id).holds_metadata(bad):
+            page_eviction.evict_inodes()
 
     def mounted(self) -> frozenset[str]:
         """Return the names of the manifests whose layers are mounted now."""

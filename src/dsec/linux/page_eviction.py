@@ -1,0 +1,62 @@
+"""Make the kernel forget what it has cached of a read-only file system, so that it reads the device again.
+
+There is no call that does so for one mounted file system. What there is was tried on EROFS on a loop device, and each
+of these lets go of what the others leave:
+
+- ``BLKFLSBUF`` on the device: blocks that the file system reads by the device's own cache (inode tables).
+- posix_fadvise(2) with ``POSIX_FADV_DONTNEED`` on every file *and directory*: content, names, tails of files. It comes
+  second, since what lies in the same blocks as inodes is read from the device's cache.
+- ``/proc/sys/vm/drop_caches`` with 2: inodes in memory, which hold owners, sizes and the targets of symbolic links. It
+  does so for the whole host, whose directories are then read anew.
+
+What none of them takes away: pages that a process has mapped, as programs and libraries that run; and inodes of files
+that are open. They go with their last user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from pathlib import Path
+
+from dsec.linux import syscalls
+
+_BLKFLSBUF = 0x1261
+
+
+def evict_device(device: str) -> None:
+    """Forget the blocks of a device that are cached and clean. Raises `OSError`."""
+    descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        syscalls.libc_call("ioctl", descriptor, ctypes.c_ulong(_BLKFLSBUF), 0, path=device)
+    finally:
+        os.close(descriptor)
+
+
+def evict_tree(root: Path) -> None:
+    """Forget the content of all files and directories of a tree that nobody has mapped; what cannot be read is passed
+    over. Opens nothing that could be a device or a pipe.
+    """
+    for directory, _, _ in os.walk(root):
+        evict_file(directory)
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    evict_file(entry.path)
+
+
+def evict_file(path: str | os.PathLike[str]) -> None:
+    """Forget the content of a file, or the names in a directory; one that cannot be opened is passed over."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def evict_inodes() -> None:
+    """Forget all inodes and names of the host that nobody uses, where one may."""
+    with contextlib.suppress(OSError):
+        Path("/proc/sys/vm/drop_caches").write_text("2")
