@@ -17,6 +17,7 @@ from dsec.images.lazy.collection.objects import (
     PIN_S,
     PINS,
     TRACES,
+    Kind,
     Part,
     Tombstone,
     TombstoneState,
@@ -117,8 +118,8 @@ async def collect_layers(objects: LayerObjects, *, dry_run: bool = False, say: S
     kinds = [part.kind for part in parts]
     return LayerCollectionReport(
         images=reached.images,
-        manifests=kinds.count("manifests"),
-        chunks=kinds.count("chunks"),
+        manifests=kinds.count(Kind.MANIFEST.value),
+        chunks=kinds.count(Kind.CHUNK.value),
         pins=reached.pins,
         doomed=sum(isinstance(act, Doom) for act in actions),
         waiting=_waiting(tombstones, actions),
@@ -214,11 +215,12 @@ async def _carry_out(objects: LayerObjects, actions: Sequence[Action], say: Say)
         await store.put(act.part.tombstone_key, TombstoneState.DOOMED.value, if_absent=True)
 
     await each([act for act in actions if isinstance(act, Keep)], keep)
-    for kind in (Forget, Delete):
-        chosen = [act.part for act in actions if isinstance(act, kind)]
+    steps = [(Forget, Kind.MANIFEST), (Forget, Kind.CHUNK), (Delete, Kind.MANIFEST), (Delete, Kind.CHUNK)]
+    for kind, of in steps:
+        chosen = [act.part for act in actions if isinstance(act, kind) and act.part.kind == of.value]
         for start in range(0, len(chosen), _BATCH):
             if kind is Delete:
-                say(f"deleting {start} of {len(chosen)}")
+                say(f"deleting {of.value}: {start} of {len(chosen)}")
             await _delete_batch(objects, chosen[start : start + _BATCH], forget=kind is Forget)
     await each([act for act in actions if isinstance(act, Doom)], doom)
 

@@ -27,6 +27,7 @@ from dsec.stores.objects import ObjectStore
 
 _VERSION = 1
 _MAXIMUM_FORMAT_BYTES = 65_536
+_TRIES = 3
 REQUESTS_AT_ONCE = 32
 """Small ones, as `head`."""
 _Item = TypeVar("_Item")
@@ -120,15 +121,17 @@ async def open_layer_objects(
 
 async def _store_time(store: ObjectStore, times: Times) -> tuple[float, float]:
     """Return the store's time and this host's, at one moment, the store's rather too early than too late."""
-    key = f"{CLOCK}{secrets.token_hex(16)}"
-    await store.put(key, b"")
-    try:
-        info = await store.head(key)
-    finally:
-        await store.delete([key])
-    if info is None:
-        raise StoreUnavailableError(f"{store.url} acknowledged an object and does not hold it")
-    return info.modified_at_s, times.clock.boot_s()
+    for _ in range(_TRIES):
+        key = f"{CLOCK}{secrets.token_hex(16)}"
+        await store.put(key, b"")
+        try:
+            info = await store.head(key)
+        finally:
+            await store.delete([key])
+        if info is not None:
+            return info.modified_at_s, times.clock.boot_s()
+        # A collector took it for what a killed process left: this host stood still for very long.
+    raise StoreUnavailableError(f"{store.url} acknowledged an object and does not hold it")
 
 
 async def each(
