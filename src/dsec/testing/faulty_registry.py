@@ -34,6 +34,7 @@ class Fault:
         length: the ``Content-Length`` that is claimed.
         is_endless: send without end.
         delay_s: wait before the answer.
+        drip_s: send a byte, wait for so long, and so on.
     """
 
     status: int | None = None
@@ -47,6 +48,7 @@ class Fault:
     length: int | None = None
     is_endless: bool = False
     delay_s: float = 0.0
+    drip_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         stops_at = min(len(content), *(at for at in (fault.cut_at, fault.stall_at, len(content)) if at is not None))
-        self._write(content[:stops_at])
+        for start in range(stops_at if fault.drip_s else 0):
+            self._write(content[start : start + 1])
+            self.proxy.stopped.wait(fault.drip_s)
+        self._write(content[:stops_at] if not fault.drip_s else b"")
         while fault.is_endless and not self.proxy.stopped.is_set():
             self._write(_ENDLESS_PIECE)
         if fault.stall_at is not None:

@@ -125,6 +125,18 @@ async def test_what_breaks_off_goes_on_where_it_broke_off(
     assert ranges == ["bytes=1000-200999", *["bytes=51000-200999"], *["bytes=51010-200999"] * 3]
 
 
+@pytest.mark.slow
+async def test_a_registry_that_drips_is_left(repository: Repository, faulty: FaultyRegistry, pauses: Pauses) -> None:
+    timeouts = Timeouts(window_s=0.1, least_bytes=1000)
+    options = ClientOptions(backoff=Backoff(tries=2), timeouts=timeouts, sleep=pauses.sleep)
+    client = RegistryClient(faulty.host, options)
+    faulty.rule = lambda seen: Fault(drip_s=0.01) if is_blob(seen) else None
+    with pytest.raises(StoreUnavailableError, match="sent"):
+        await read_range(client, repository, DIGEST, 0, 1000)
+    assert len(faulty.blobs()) == 2
+    await client.aclose()
+
+
 async def test_it_is_given_up_when_nothing_comes_of_it(
     client: RegistryClient, repository: Repository, faulty: FaultyRegistry, pauses: Pauses
 ) -> None:

@@ -19,6 +19,8 @@ from dsec.images.registry.reference import Repository
 
 MAXIMUM_SKIPPED_BYTES = 8 * MIB
 """What is read and thrown away to get at a range; two chunks."""
+_WORTH_BYTES = 65_536
+"""What has to come between two failures for them not to be in a row: a registry must not keep us busy for ever."""
 _RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(?:\d{1,15}|\*)")
 
 
@@ -48,10 +50,10 @@ async def resumed(
 ) -> AsyncIterator[bytes]:
     """Yield the bytes of a blob from `start` to `end`, none twice, over as many answers as it takes.
 
-    It is given up after as many failures in a row as `Backoff.tries`, between which no byte came. Raises as
+    It is given up after as many failures in a row as `Backoff.tries`, between which next to nothing came. Raises as
     `read_range`, but for `RegistryFailedError` in place of `StoreUnavailableError`.
     """
-    failures = 0
+    failures, failed_at = 0, start
     while start < end:
         ask = Ask(
             method="GET",
@@ -64,12 +66,12 @@ async def resumed(
             async with client.answered(ask) as response:
                 async for piece in _wanted(response, start, end, maximum_skipped_bytes):
                     start += len(piece)
-                    failures = 0
                     yield piece
             if start < end:
                 raise RegistryFailedError(f"{response.where} ended {end - start} bytes early")
         except RegistryFailedError as error:
-            failures += 1
+            failures = 1 if start - failed_at >= _WORTH_BYTES else failures + 1
+            failed_at = start
             await client.pause(failures, error)
 
 

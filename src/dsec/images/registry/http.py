@@ -42,10 +42,13 @@ class Timeouts:
     Attributes:
         connect_s: for a connection, TLS included.
         stall_s: for the next bytes, or for some of ours to be taken.
+        window_s, least_bytes: a body of which fewer bytes come in so much time of waiting for it has stalled as well.
     """
 
     connect_s: float = 10.0
     stall_s: float = 20.0
+    window_s: float = 30.0
+    least_bytes: int = 16_384
 
 
 class RegistryFailedError(Exception):
@@ -88,8 +91,9 @@ def reported() -> Iterator[None]:
 class Response:
     """An answer whose body has not been read. Valid within its context."""
 
-    def __init__(self, response: httpx2.Response, where: str) -> None:
+    def __init__(self, response: httpx2.Response, where: str, timeouts: Timeouts) -> None:
         self._response = response
+        self._timeouts = timeouts
         self.where = where
         self.status = response.status_code
 
@@ -121,9 +125,16 @@ class Response:
             raise RegistryFailedError(
                 f"{self.where} answered in the encoding {encoding!r}, which nobody asked for", is_final=True
             )
+        waited_s, came_bytes, since_s = 0.0, 0, time.monotonic()
         with _translated(self.where):
             async for piece in self._response.aiter_raw():
+                waited_s, came_bytes = waited_s + time.monotonic() - since_s, came_bytes + len(piece)
                 yield piece
+                if waited_s > self._timeouts.window_s:
+                    if came_bytes < self._timeouts.least_bytes:
+                        raise RegistryFailedError(f"{self.where} sent {came_bytes} bytes in {waited_s:.0f} s")
+                    waited_s, came_bytes = 0.0, 0
+                since_s = time.monotonic()  # What the reader does meanwhile is not waiting.
 
     async def read(self, limit_bytes: int) -> bytes:
         """Return the whole body.
@@ -199,6 +210,7 @@ class RegistryHttp:
         self, host: str, timeouts: Timeouts = Timeouts(), *, environment: Mapping[str, str] = os.environ
     ) -> None:
         self.host = host
+        self._timeouts = timeouts
         self.trust: Trust = trust_of(host, environment)
         self.base = f"{self.trust.scheme}://{host}"
         self._origin = _origin(httpx2.URL(self.base))
@@ -260,7 +272,7 @@ class RegistryHttp:
             request = self._client.build_request(method, url, headers={**headers, **shown}, content=content)
             response = await self._client.send(request, stream=True)
         try:
-            yield Response(response, where)
+            yield Response(response, where, self._timeouts)
         finally:
             await response.aclose()
 

@@ -86,6 +86,12 @@ def parse_reference(text: str) -> Reference:
     return Reference(repository=repository, tag=tag or ("" if at else "latest"), digest=digest)
 
 
+def names_registry(text: str) -> bool:
+    """Tell whether a text is meant as a reference to a registry: what stands before its first slash is like a host."""
+    host, slash, _ = text.partition("/")
+    return bool(slash) and _is_host_like(host)
+
+
 def parse_blob_url(url: str) -> tuple[Repository, str]:
     """Return repository and digest of ``oci://HOST[:PORT]/REPOSITORY@sha256:DIGEST``.
 
@@ -126,7 +132,7 @@ def host_name(host: str) -> str:
 
 def _repository(text: str, name: str) -> Repository:
     host, slash, path = name.partition("/")
-    if not slash or not (_is_host_like(host)):
+    if not slash or not _is_host_like(host):
         raise _refused(text, "it names no registry; none is implied")
     if _HOST.fullmatch(host) is None:
         raise _refused(text, f"{host[:80]!r} is no host")

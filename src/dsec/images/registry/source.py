@@ -63,6 +63,13 @@ def _shared(host: str) -> RegistryClient:
     return clients[host]
 
 
+async def close_shared() -> None:
+    """Close the clients that sources of this event loop share; for programs that end it."""
+    for client in (_clients.get(None) or {}).values():
+        await client.aclose()
+    _clients.set({})
+
+
 def open_registry_source(url: str) -> RegistrySource:
     """Open the blob of a layer as a source of chunks. Nothing is asked of the registry yet."""
     return RegistrySource(url)
