@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,7 +35,9 @@ _EXISTING = click.Path(path_type=Path)
         "stats": Lazy("dsec.cli.image_prefetch:stats", "Say what of images was read, and what came for nothing."),
         "prefetch": Lazy("dsec.cli.image_prefetch:prefetch", "Bring what will be read of an image before it is."),
         "publish": Lazy("dsec.cli.image_sharing:publish", "Put an image into the object store, for other hosts."),
+        "push": Lazy("dsec.cli.image_registry:push", "Put an image into a registry, for other hosts."),
         "verify": Lazy("dsec.cli.image_sharing:verify", "Check an image: manifest, layers, chunks."),
+        "layers": Lazy("dsec.cli.image_layers:layers", "Show what an environment is made of, layer by layer."),
         "merge": Lazy("dsec.cli.image_layers:merge", "Merge layers of an image that nobody else shares."),
         "pull": Lazy("dsec.cli.image_sharing:pull", "Make a published image known here; its bytes come when touched."),
     },
@@ -184,14 +186,45 @@ def ls(options: Options, as_json: bool) -> None:
 
     with opened_store(options) as store:
         images = store.list()
+        here = [_here_bytes(store, each) for each in images]
     if as_json:
-        print_json(images)
+        print_json([_with_here(each, here_bytes) for each, here_bytes in zip(images, here, strict=True)])
         return
     rows = [
-        (each.name, each.image_id[7:19], str(len(each.layers)), format_size(_size(each)), age(each.created_at_s))
-        for each in images
+        (
+            each.name,
+            each.image_id[7:19],
+            str(len(each.layers)),
+            format_size(_size(each)),
+            format_size(sum(here_bytes)),
+            age(each.created_at_s),
+        )
+        for each, here_bytes in zip(images, here, strict=True)
     ]
-    print_table(["name", "id", "layers", "size", "age"], rows)
+    print_table(["name", "id", "layers", "size", "here", "age"], rows)
+
+
+def _here_bytes(store: LocalImageStore, image: ImageInfo) -> list[int]:
+    """Return how much of each layer is on this host; nothing of one that is damaged."""
+    from dsec.base.errors import StateCorruptedError
+
+    def here(digest: str) -> int:
+        try:
+            return store.here_bytes(digest)
+        except StateCorruptedError:
+            return 0
+
+    return [here(layer.digest) for layer in image.layers]
+
+
+def _with_here(image: ImageInfo, here_bytes: list[int]) -> dict[str, Any]:
+    """Return an image as JSON, each layer with how much of it is here."""
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(image)
+    for layer, size_bytes in zip(told["layers"], here_bytes, strict=True):
+        layer["here_bytes"] = size_bytes
+    return told
 
 
 @image.command(name="inspect")
@@ -201,21 +234,21 @@ def ls(options: Options, as_json: bool) -> None:
 @pass_options
 def inspect(options: Options, name: str, verify: bool, as_json: bool) -> None:
     """Show an image: its layers, settings and source."""
-    from dsec.base.units import format_size
     from dsec.cli.output import print_fields, print_json
 
     with opened_store(options) as store:
         found = store.get(name)
         if verify:
             store.verify(name)
+        here = _here_bytes(store, found)
     if as_json:
-        print_json(found)
+        print_json(_with_here(found, here))
         return
     fields = [
         ("name", found.name),
         ("id", found.image_id),
         ("source", found.source),
-        ("size", format_size(_size(found))),
+        ("size", _size_here(_size(found), sum(here))),
     ]
     fields += [("user", found.config.user), ("workdir", found.config.workdir)]
     fields += [("env", f"{key}={value}") for key, value in sorted(found.config.env.items())]
@@ -228,9 +261,17 @@ def inspect(options: Options, name: str, verify: bool, as_json: bool) -> None:
     if rules.command:
         fields.append(("fingerprint", f"{shlex.join(rules.command)} (command)"))
     fields += [
-        ("layer", f"{layer.digest} {layer.format.value} {format_size(layer.size_bytes)}") for layer in found.layers
+        ("layer", f"{layer.digest} {layer.format.value} {_size_here(layer.size_bytes, here_bytes)}")
+        for layer, here_bytes in zip(found.layers, here, strict=True)
     ]
     print_fields(fields)
+
+
+def _size_here(size_bytes: int, here_bytes: int) -> str:
+    from dsec.base.units import format_size
+
+    size = format_size(size_bytes)
+    return size if here_bytes >= size_bytes else f"{size}, {format_size(here_bytes)} of it here"
 
 
 @image.command(name="fingerprint-template")

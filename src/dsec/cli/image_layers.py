@@ -1,12 +1,100 @@
-"""`dsec image merge`: what an image is made of, and fewer layers of the same."""
+"""`dsec image layers` and `merge`: what an environment is made of, and fewer layers of the same."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.image import opened_store, show_made, showing_progress
-from dsec.cli.parameters import json_option, size
+from dsec.cli.parameters import json_option, size, stack_options
+
+if TYPE_CHECKING:
+    from dsec.images.composition import Composition, LayerView
+
+_BAR_WIDTH = 24
+_SHOWN_NAMES = 1
+
+
+@click.command(name="layers")
+@click.argument("image")
+@stack_options
+@json_option
+@pass_options
+def layers(options: Options, image: str, workspace: str | None, toolkits: tuple[str, ...], as_json: bool) -> None:
+    """Show what IMAGE, or an environment of several images, is made of, the uppermost layer first.
+
+    Bars show sizes, their full part what of a layer is on this host. A layer that changes often should lie high; one
+    that other images share should stay apart.
+    """
+    from dsec.cli.output import note, print_json
+    from dsec.images.composition import composition
+
+    with opened_store(options) as store:
+        found = composition(store, image, workspace, toolkits)
+    if as_json:
+        print_json(found)
+        return
+    _show(found)
+    for warning in found.warnings:
+        note(f"warning: {warning}")
+
+
+def _show(found: Composition) -> None:
+    from dsec.base.units import format_size
+    from dsec.cli.output import or_dash, print_table, printable
+
+    total = sum(layer.size_bytes for layer in found.layers)
+    here = sum(layer.here_bytes for layer in found.layers)
+    names = " + ".join(map(printable, found.images))
+    click.echo(f"{names}: {len(found.layers)} layers, {format_size(total)}, {format_size(here)} of it here")
+    largest = max(layer.size_bytes for layer in found.layers) or 1
+    rows = [
+        (
+            str(number),
+            layer.kind.value,
+            layer.image,
+            _bar(layer, largest),
+            format_size(layer.size_bytes),
+            f"{layer.entries:,}",
+            "-" if layer.created_s is None else _days(layer.created_s),
+            _rate(layer),
+            or_dash(_named(layer.shared_with)),
+            _presence(layer),
+        )
+        for number, layer in reversed(list(enumerate(found.layers, 1)))
+    ]
+    print_table(["", "kind", "image", "", "size", "entries", "made", "changed", "shared with", "here"], rows)
+
+
+def _bar(layer: LayerView, largest: int) -> str:
+    """Draw a layer's size, full as far as it is here; never nothing."""
+    width = max(1, round(_BAR_WIDTH * layer.size_bytes / largest))
+    full = round(width * layer.here_bytes / layer.size_bytes) if layer.size_bytes else width
+    return "█" * full + "░" * (width - full)
+
+
+def _days(since_s: float) -> str:
+    days = max(0.0, time.time() - since_s) / 86_400
+    return f"{days:.0f} days ago" if days >= 2 else "today" if days < 1 else "a day ago"
+
+
+def _rate(layer: LayerView) -> str:
+    return f"in {layer.changed} of {layer.versions} versions" if layer.versions else "unknown"
+
+
+def _presence(layer: LayerView) -> str:
+    if layer.format.value != "lazy":
+        return "whole"
+    return f"lazy, {layer.here_bytes / layer.size_bytes:.0%}" if layer.size_bytes else "lazy"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 @click.command(name="merge")
