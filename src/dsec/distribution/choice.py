@@ -16,6 +16,7 @@ Mitzenmacher, 2001), and equals are told apart by chance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -55,13 +56,24 @@ def score(bandwidth: float, load: float, policy: ChoicePolicy) -> float:
     return policy.bandwidth_weight * bandwidth + policy.load_weight * (1.0 - load)
 
 
-def rank(offers: Sequence[Offer[_Peer]], policy: ChoicePolicy, bits: RandomBits) -> list[Offer[_Peer]]:
-    """Return the offers, the best first."""
+def rank(
+    offers: Sequence[Offer[_Peer]], policy: ChoicePolicy, bits: RandomBits, usual_sent: float = math.inf
+) -> list[Offer[_Peer]]:
+    """Return the offers, the best first.
+
+    Args:
+        offers: what is compared.
+        policy: settings.
+        bits: source of randomness.
+        usual_sent: how often somebody was sent to a node lately, in the mean of all. Of two that are compared, one can
+            have three times as much as the other and be 1.5 times their mean; who runs ahead of all others, and so has
+            each chunk first, would be sent to by all of them.
+    """
     if len(offers) == 1:
         return list(offers)
     known = [offer.bandwidth_bytes_per_s for offer in offers if offer.bandwidth_bytes_per_s]
     most, usual = (max(known), sum(known) / len(known)) if known else (1.0, 1.0)
-    fair = policy.fair_share * sum(offer.sent_to for offer in offers) / max(1, len(offers))
+    fair = policy.fair_share * min(usual_sent, sum(offer.sent_to for offer in offers) / max(1, len(offers)))
     keyed = [
         (
             _class_of(offer, fair),
@@ -76,15 +88,20 @@ def rank(offers: Sequence[Offer[_Peer]], policy: ChoicePolicy, bits: RandomBits)
     return [offers[key[-1]] for key in keyed]
 
 
-def has_room(offer: Offer[_Peer]) -> bool:
-    """Say whether a peer has the chunk and a slot for it: nobody need wait for another one then."""
-    return not offer.depth and offer.transfers < offer.slots
+def has_room(offer: Offer[_Peer], policy: ChoicePolicy = ChoicePolicy(), usual_sent: float = math.inf) -> bool:
+    """Say whether a peer has the chunk, a slot for it, and not sent too much: nobody need wait for another one then."""
+    has_slot = not offer.depth and offer.transfers < offer.slots
+    return has_slot and not _is_overused(offer, policy.fair_share * usual_sent)
+
+
+def _is_overused(offer: Offer[_Peer], fair: float) -> bool:
+    # The slots are what chance may do in the first moments, when the mean is hardly anything.
+    return offer.sent_to > fair + offer.slots
 
 
 def _class_of(offer: Offer[_Peer], fair: float) -> int:
     if offer.transfers >= offer.slots and not offer.depth:
         return 4
-    # The slots are what chance may do in the first moments, when the mean is hardly anything.
-    if offer.sent_to > fair + offer.slots:
+    if _is_overused(offer, fair):
         return 3
     return 2 if offer.depth else 1

@@ -113,7 +113,24 @@ class PeerStatus(Value, frozen=True):
 
 
 @dataclass(slots=True)
-class _Node:
+class _Sendings:
+    """How often somebody was sent somewhere lately."""
+
+    sent_to: float = 0.0
+    sent_to_as_of_s: float = 0.0
+
+    def sent_to_at(self, now_s: float) -> float:
+        """Return how often, as of now."""
+        passed_s = now_s - self.sent_to_as_of_s
+        return self.sent_to * 0.5 ** (passed_s / _HALF_LIFE_S) if passed_s > 0 else self.sent_to
+
+    def note_sent(self, now_s: float) -> None:
+        self.sent_to = self.sent_to_at(now_s) + 1.0
+        self.sent_to_as_of_s = max(now_s, self.sent_to_as_of_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Node(_Sendings):
     """One node with a lease."""
 
     name: str
@@ -124,22 +141,11 @@ class _Node:
     bandwidth_bytes_per_s: int = 0
     slots: int = 0
     uploads: int = 0
-    sent_to: float = 0.0
-    sent_to_as_of_s: float = 0.0
 
     @property
     def byte_s(self) -> float:
         """How long it takes to send one byte."""
         return 1.0 / (self.bandwidth_bytes_per_s or _USUAL_BYTES_PER_S)
-
-    def sent_to_at(self, now_s: float) -> float:
-        """Return how often somebody was sent there lately."""
-        passed_s = now_s - self.sent_to_as_of_s
-        return self.sent_to * 0.5 ** (passed_s / _HALF_LIFE_S) if passed_s > 0 else self.sent_to
-
-    def note_sent(self, now_s: float) -> None:
-        self.sent_to = self.sent_to_at(now_s) + 1.0
-        self.sent_to_as_of_s = max(now_s, self.sent_to_as_of_s)
 
 
 class Tracker:
@@ -159,6 +165,7 @@ class Tracker:
         self._suspicion = Suspicion(policy.suspicion)
         self._proposals: dict[tuple[str, str], frozenset[str]] = {}
         self._verdicts: list[Verdict] = []
+        self._sent = _Sendings()
         self._lookups = self._asked = self._to_peers = self._to_origin = self._to_wait = 0
 
     # What nodes say.
@@ -182,7 +189,9 @@ class Tracker:
         if node is None or not known:
             if node is not None:
                 self._drop(node)
-            node = self._nodes[announcement.node] = _Node(announcement.node, announcement.address, announcement.life)
+            node = self._nodes[announcement.node] = _Node(
+                name=announcement.node, address=announcement.address, life=announcement.life
+            )
         elif announcement.full:
             self._holdings.forget(node.name)
         self._renew(node, announcement, now_s)
@@ -340,7 +349,7 @@ class Tracker:
             return self._tell_to_wait(question)
         offers = self._offers(question, now_s)
         usable = [offer for offer in offers if offer.transfers < offer.slots + self.policy.waiting]
-        ranked = rank(usable, self.policy.choice, self._bits)
+        ranked = rank(usable, self.policy.choice, self._bits, self._usual_sent(now_s))
         if ranked:
             # Two that are fetching could come to wait for each other if both had others to fall back on.
             ranked = [ranked[0], *(offer for offer in ranked[1:] if not offer.depth)][: self.policy.choice.candidates]
@@ -370,12 +379,13 @@ class Tracker:
         offers = []
         names = set()
         roomy = False
+        usual_sent = self._usual_sent(now_s)
         for name in self._holdings.draw(question.layer, question.chunk, count, self._bits):
             node = self._usable(question, name, now_s)
             if node is not None:
                 names.add(name)
                 offer = self._offer(node, 0, 0.0, now_s)
-                roomy = roomy or has_room(offer)
+                roomy = roomy or has_room(offer, self.policy.choice, usual_sent)
                 offers.append(offer)
         return offers if roomy else offers + self._drawn_pending(question, count, names, now_s)
 
@@ -410,6 +420,10 @@ class Tracker:
             delay=delay + node.byte_s if depth else 0.0,
         )
 
+    def _usual_sent(self, now_s: float) -> float:
+        """Return how often somebody was sent to a node lately, in the mean of all; those that are gone count on."""
+        return self._sent.sent_to_at(now_s) / max(1, len(self._nodes))
+
     def _transfers(self, node: _Node) -> int:
         """Return how much a node has to send: what it says, or what it was given, whichever is more."""
         return max(node.uploads, self._flights.towards(node.name))
@@ -419,6 +433,7 @@ class Tracker:
     ) -> Answer:
         first = ranked[0]
         first.peer.note_sent(now_s)
+        self._sent.note_sent(now_s)
         self._begin(question, asker, now_s, ranked)
         self._to_peers += 1
         return Answer(
