@@ -48,7 +48,8 @@ def _own_id(state_dir: Path) -> str:
 
 def _look(settings: NodeSettings, own: str, peer: Peer) -> Finding:
     from dsec.base.secret_file import read_secret
-    from dsec.sdk.peers import HttpPeer, secret_file
+    from dsec.node.settings import secret_file
+    from dsec.sdk.peers import HttpPeer
 
     async def ask() -> Finding:
         http = HttpPeer(own, peer, lambda: read_secret(secret_file(settings)))

@@ -81,7 +81,8 @@ def up(options: Options, host: str, port: int, socket_only: bool, exit_when_idle
 async def _open_node(settings: NodeSettings, *, reachable: bool) -> AsyncIterator[SandboxService]:
     """Be the node. Only one that its peers can reach may move sandboxes: what they are in doubt about they ask it."""
     from dsec.node.builder import open_node
-    from dsec.sdk.peers import HttpPeers, secret_file
+    from dsec.node.settings import secret_file
+    from dsec.sdk.peers import HttpPeers
 
     opened: list[HttpPeers] = []
 
@@ -99,11 +100,11 @@ async def _open_node(settings: NodeSettings, *, reachable: bool) -> AsyncIterato
 
 async def _gate(settings: NodeSettings, node: SandboxService) -> PeerGate | None:
     """Return what lets the node's peers in; None: it has none."""
-    if not settings.peers:
+    if not settings.peers and not settings.tracker:
         return None
     from dsec.base.secret_file import read_secret
     from dsec.model.peer_proof import PeerGate
-    from dsec.sdk.peers import secret_file
+    from dsec.node.settings import secret_file
 
     return PeerGate((await node.node()).node, read_secret(secret_file(settings)))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 
 from dsec.base.errors import CapabilityMissingError
 from dsec.distribution.prefetch import PrefetchSettings
@@ -17,6 +18,7 @@ from dsec.images import recipes
 from dsec.images.lazy.client import LayerDaemon, lazy_layers, looked_after
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.image_prefetches import ImagePrefetches
+from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.prefetches import NoPrefetches
 from dsec.images.store import LocalImageStore
 from dsec.linux.userns import is_host_root
@@ -29,6 +31,7 @@ from dsec.node.parts import NodeParts
 from dsec.node.running_settings import keep_settings
 from dsec.node.settings import NodeSettings, default_state_dir
 from dsec.node.state.swap import SWAP_FILE, SwapFile
+from dsec.node.tracking import peer_settings
 from dsec.runtimes.container.ordinary import OrdinaryUser
 from dsec.runtimes.container.runtime import ContainerRuntime, ContainerRuntimeSettings
 from dsec.runtimes.port import Runtime
@@ -70,7 +73,8 @@ async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | N
         storage = await anyio.to_thread.run_sync(_open_storage, state_dir, settings)
         in_use = _LayersInUse()
         store_url = settings.store or (state_dir.absolute() / "store").as_uri()
-        lazy = lazy_layers(state_dir / "images", daemon_options(settings, store_url))
+        placed = msgspec.structs.replace(settings, state_dir=str(state_dir))
+        lazy = lazy_layers(state_dir / "images", daemon_options(settings, store_url, peer_settings(placed, name)))
         images = LocalImageStore(state_dir / "images", layers_in_use=in_use, lazy=lazy)
         stack.callback(images.close)
         stack.enter_context(looked_after(lazy))
@@ -102,10 +106,10 @@ async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | N
         yield node
 
 
-def daemon_options(settings: NodeSettings, store_url: str) -> DaemonOptions:
+def daemon_options(settings: NodeSettings, store_url: str, peers: PeerSettings | None = None) -> DaemonOptions:
     """Return what the layer daemon of a node with these settings is started with."""
     budget = BudgetSettings(share=settings.prefetch_share, bandwidth_bytes_s=float(settings.bandwidth_bytes_s))
-    return DaemonOptions(store_url=store_url, prefetch=PrefetchSettings(budget=budget))
+    return DaemonOptions(store_url=store_url, prefetch=PrefetchSettings(budget=budget), peers=peers)
 
 
 def _runtime(settings: NodeSettings, name: str, state_dir: Path) -> Runtime:

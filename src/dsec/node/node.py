@@ -60,6 +60,7 @@ from dsec.node.state.durable import Durable
 from dsec.node.state.migration_target import Migrations
 from dsec.node.state.service import State
 from dsec.node.supervisor import Supervisor
+from dsec.node.tracking import NodeTracker, tracker_policy
 from dsec.node.validation import check_command
 from dsec.service.content import ByteStream, GeneratedStream
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
@@ -82,6 +83,8 @@ class Node:
         """What peers may ask of this node; see `dsec.service.peers.Peer`."""
         self.fleet = Fleet(core, self.state.migrate)
         """This node among its peers; see `dsec.service.fleet.FleetService`."""
+        self.tracker = NodeTracker(core.parts.node_id, tracker_policy(core.parts.settings), core.parts.clock)
+        """This node as a tracker of chunks; see `dsec.service.tracking.TrackerService`."""
         self.prefetch = core.prefetches
         """What is brought of images before it is read; see `dsec.service.prefetch.PrefetchService`."""
         self._disk_full = DiskFull(core, self._base_room)
@@ -136,6 +139,7 @@ class Node:
         self._core.supervisor.start("room of bases", self._base_room.run)
         self._core.supervisor.start("unused layers", self._layer_release.run)
         self._core.supervisor.start("balance", self.fleet.run)
+        self._core.supervisor.start("tracker", self.tracker.run)
         migration_release.resume(self._core)
         self.migrations.resume()
         self._core.supervisor.start("migrations", self.migrations.run)

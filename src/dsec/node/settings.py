@@ -17,7 +17,7 @@ import msgspec
 
 from dsec.base.errors import InvalidRequestError
 from dsec.base.units import GIB, MIB, parse_duration, parse_size
-from dsec.model.peer import parse_peers
+from dsec.model.peer import parse_listen, parse_peers, parse_tracker
 from dsec.model.value import Value
 
 
@@ -70,6 +70,15 @@ class NodeSettings(Value, frozen=True):
         rollback_timeout_s: longest rollback.
         migration_timeout_s: longest migration; after it the sandbox stays where it is.
         migration_lease_s: longest silence of a node that sends a sandbox; after it what was received is discarded.
+        tracker: the node that says which peer has which chunk of a layer, ``ID=URL``; empty: no peer is asked.
+        peer_listen: ``HOST:PORT`` at which this node gives chunks to its peers; empty: it gives none.
+        peer_uploads: chunks that are sent to peers at a time.
+        peer_upload_bytes_s: bytes that are sent to peers in a second, all together; 0: no bound.
+        peer_shelf_bytes: stored chunks that are kept for peers, beside the cache.
+        peer_patience_s: after so long with peers a chunk is taken from its origin.
+        peer_stall_s: longest wait for the next bytes of a peer.
+        peer_bandwidth_weight: of a tracker: how much the bandwidth of a peer counts when one is chosen.
+        peer_load_weight: of a tracker: how much it counts that a peer has little to send.
     """
 
     state_dir: str = ""
@@ -117,6 +126,15 @@ class NodeSettings(Value, frozen=True):
     rollback_timeout_s: float = 30.0
     migration_timeout_s: float = 3600.0
     migration_lease_s: float = 30.0
+    tracker: str = ""
+    peer_listen: str = ""
+    peer_uploads: int = 4
+    peer_upload_bytes_s: int = 64 * MIB
+    peer_shelf_bytes: int = 1 * GIB
+    peer_patience_s: float = 10.0
+    peer_stall_s: float = 1.0
+    peer_bandwidth_weight: float = 0.6
+    peer_load_weight: float = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +211,15 @@ SETTINGS: tuple[Setting, ...] = (
     _row("rollback_timeout_s", "seconds", "as long as a creation may take"),
     _row("migration_timeout_s", "seconds", "2 GiB over a slow network; the sandbox runs on meanwhile"),
     _row("migration_lease_s", "seconds", "many times what a checkpoint under load takes between two rounds"),
+    _row("tracker", "ID=URL", "empty: chunks come from their origins alone; any node of a fleet can be the tracker"),
+    _row("peer_listen", "HOST:PORT", "empty: whether a host sends to others is its operator's to say"),
+    _row("peer_uploads", "transfers", "more make each slower, and the first to end is what others wait for"),
+    _row("peer_upload_bytes_s", "bytes", "half of a link of 1 Gbit/s: the other half is the sandboxes'"),
+    _row("peer_shelf_bytes", "bytes", "the images of a burst, compressed; encoding one again takes 12 ms for 4 MiB"),
+    _row("peer_patience_s", "seconds", "a chunk that comes through three peers at 10 Mbit/s each"),
+    _row("peer_stall_s", "seconds", "many round trips of a network that works"),
+    _row("peer_bandwidth_weight", _SHARE, "the training report's, found in the logs of its distribution"),
+    _row("peer_load_weight", _SHARE, "the training report's; it weighs more where all links are alike"),
 )
 
 
@@ -202,6 +229,11 @@ def default_state_dir(environment: Mapping[str, str] = os.environ) -> Path:
         return Path("/var/lib/dsec")
     data = environment.get("XDG_DATA_HOME") or str(Path(environment.get("HOME", "/")) / ".local" / "share")
     return Path(data) / "dsec"
+
+
+def secret_file(settings: NodeSettings) -> Path:
+    """Return where the secret of a node's peers is; `settings.state_dir` is filled in."""
+    return Path(settings.peer_token_file) if settings.peer_token_file else Path(settings.state_dir) / "peer-token"
 
 
 def settings_from(values: Mapping[str, str]) -> NodeSettings:
@@ -229,7 +261,9 @@ OTHER_VARIABLES = (
 )
 """Variables of ours that are no settings of a node."""
 _OTHER_PREFIXES = ("DSEC_TEST_", "DSEC_CRASH_")
-_ZERO_MEANS_SOMETHING = frozenset({"swap_bytes", "balance_look_s", "bandwidth_bytes_s", "trace_s"})
+_ZERO_MEANS_SOMETHING = frozenset(
+    {"swap_bytes", "balance_look_s", "bandwidth_bytes_s", "trace_s", "peer_upload_bytes_s"}
+)
 _ALIKE = 0.8
 """From here on a name is taken for a misspelling (difflib's ratio)."""
 
@@ -262,6 +296,10 @@ def environment_values(environment: Mapping[str, str]) -> dict[str, str]:
 def _parse(setting: Setting, text: str) -> str | int | float:
     if setting.name == "peers":
         parse_peers(text)  # What is wrong is said where the list was written, not when a sandbox is to move.
+    if setting.name == "tracker":
+        parse_tracker(text)
+    if setting.name == "peer_listen":
+        parse_listen(text)
     if isinstance(setting.default, str):
         return text
     if setting.unit == _SHARE:

@@ -23,7 +23,6 @@ from dsec.base.secret_file import read_secret
 from dsec.linux.pipes import Pipe
 from dsec.model.peer import Peer, origin, parse_peers
 from dsec.model.peer_proof import PeerCall
-from dsec.node.settings import NodeSettings
 from dsec.placement.view import NodeView
 from dsec.sdk.http import OCTETS_HEADERS, decode_answer, encode_body, error_of
 from dsec.sdk.keepalive import Endpoint, Reply
@@ -226,11 +225,6 @@ class HttpPeers:
         """Close every connection."""
         for peer in self._peers:
             peer.close()
-
-
-def secret_file(settings: NodeSettings) -> Path:
-    """Return where the secret of a node's peers is; `settings.state_dir` is filled in."""
-    return Path(settings.peer_token_file) if settings.peer_token_file else Path(settings.state_dir) / "peer-token"
 
 
 class _Progress(ByteStream):
