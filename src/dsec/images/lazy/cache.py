@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,6 +110,12 @@ class LayerCache:
             layer = self._layers.get(manifest_id)
             return (0, False) if layer is None else (layer.held_bytes, layer.is_complete)
 
+    def origins(self, manifest_id: str) -> tuple[str, ...] | None:
+        """Return where a layer of the cache comes from; None when it has not got it."""
+        with self._mutex:
+            layer = self._layers.get(manifest_id)
+            return None if layer is None else layer.origins
+
     def release(self, layer: CachedLayer) -> None:
         """Hold a layer no more; it may be taken away when room is needed."""
         with self._mutex:
@@ -150,6 +157,23 @@ class LayerCache:
                 return False
             self._evict(manifest_id)
             return True
+
+    def prune(self, keep: Collection[str], *, dry_run: bool = False) -> tuple[int, int]:
+        """Take away the layers that nobody holds and that are not to be kept.
+
+        Args:
+            keep: names of the manifests of those to be kept.
+            dry_run: only say which.
+
+        Returns:
+            How many those are, and their content bytes.
+        """
+        with self._mutex:
+            free = [layer for name, layer in self._layers.items() if name not in self._holds and name not in keep]
+            freed_bytes = sum(layer.held_bytes for layer in free)
+            for layer in free if not dry_run else ():
+                self._evict(layer.manifest.id)
+            return len(free), freed_bytes
 
     def statistics(self) -> CacheStatistics:
         """Say what the cache holds."""

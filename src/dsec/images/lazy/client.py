@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from dsec.images.lazy.daemon_wire import (
     Bring,
     Mount,
     Prefetch,
+    Prune,
     Request,
     Restart,
     Statistics,
@@ -167,6 +168,15 @@ class LayerDaemon:
     def touched(self, manifest_id: str) -> tuple[Touch, ...]:
         """Say which chunks of a layer were read, in the order of their first reads."""
         return self._ask(Touched(manifest=manifest_id)).touches
+
+    def prune(self, keep: Collection[str], *, dry_run: bool = False) -> tuple[int, int]:
+        """Have the cache give up layers that are not mounted, other than those to keep.
+
+        Returns:
+            How many those are, and their content bytes.
+        """
+        answer = self._ask(Prune(keep=tuple(sorted(keep)), dry_run=dry_run))
+        return answer.pieces, answer.here_bytes
 
     def status(self) -> Answer:
         """Say what it serves."""

@@ -32,12 +32,14 @@ import msgspec
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.images.durable import try_lock
 from dsec.images.lazy.cache import LayerCache
+from dsec.images.lazy.collection.renewing import renew_pins
 from dsec.images.lazy.daemon_options import DaemonOptions, read_options
 from dsec.images.lazy.daemon_wire import (
     Answer,
     Bring,
     Mount,
     Prefetch,
+    Prune,
     Request,
     Restart,
     Statistics,
@@ -170,6 +172,7 @@ def _serve(
     mounts.adopt(server.manifest, serve=server.start if is_first else server.resume)
     for path in left_over:
         remove_tree(path)
+    renew_pins(root.parent, lambda: _origins_of_mounted(server, mounts, options.store_url))
     door = _Door(server, mounts)
     listener.settimeout(options.idle_s)
     while True:
@@ -180,6 +183,11 @@ def _serve(
                 continue
             os._exit(0)  # Nobody needs us; whoever does starts another.
         threading.Thread(target=door.answer, args=(connection,), daemon=True).start()
+
+
+def _origins_of_mounted(server: LayerServer, mounts: LazyMounts, store_url: str) -> dict[str, tuple[str, ...]]:
+    known = ((name, server.cache.origins(name)) for name in mounts.mounted())
+    return {name: origins or (store_url,) for name, origins in known if origins is not None}
 
 
 def _server(root: Path, options: DaemonOptions, mount: FuseMount) -> LayerServer:
@@ -246,6 +254,9 @@ class _Door:
             return Answer(done=self._mounts.unmount(request.manifest))
         if isinstance(request, Verify):
             return self._verified(request)
+        if isinstance(request, Prune):
+            layers, freed_bytes = self._server.cache.prune(frozenset(request.keep), dry_run=request.dry_run)
+            return Answer(pieces=layers, here_bytes=freed_bytes)
         if isinstance(request, Status):
             return self._status()
         return self._about_reads(request)

@@ -73,6 +73,18 @@ class Verify(_Tagged, frozen=True, tag="verify"):
     repair: bool = False
 
 
+class Prune(_Tagged, frozen=True, tag="prune"):
+    """Take from the cache the layers that are not mounted and not needed.
+
+    Attributes:
+        keep: names of the manifests of those that are needed.
+        dry_run: only say how many those are.
+    """
+
+    keep: tuple[str, ...]
+    dry_run: bool = False
+
+
 class Status(_Tagged, frozen=True, tag="status"):
     """Tell what is served."""
 
@@ -126,7 +138,7 @@ class Touched(_Tagged, frozen=True, tag="touched"):
     manifest: str
 
 
-Request = Mount | Bring | Unmount | Restart | Verify | Status | Prefetch | StopPrefetch | Statistics | Touched
+Request = Mount | Bring | Unmount | Restart | Verify | Prune | Status | Prefetch | StopPrefetch | Statistics | Touched
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -135,8 +147,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         path: where a layer is mounted; or, to `Bring`, its file, if all of it is here.
         done: whether it was unmounted; False: something of it is open. To `Bring`: whether the cache has room for it.
-        here_bytes: content bytes of a layer that are here.
-        pieces: chunks, and metadata, that were read.
+        here_bytes: content bytes of a layer that are here; to `Prune`, of what was taken away.
+        pieces: chunks, and metadata, that were read; to `Prune`, layers that were taken away.
         bad: numbers of those that were forgotten; -1 is the metadata.
         mounted: names of the manifests of all mounted layers.
         fetched_bytes: content bytes that came from sources, since this server began.

@@ -37,8 +37,9 @@ from dsec.model.image import LayerFormat
 _ROUND_S = 1.0
 _LOCK_POLL_S = 0.1
 _FLUSH_S = 2.0
-_PULLS = "pulls"
-_WITHOUT_BOUND = 1 << 62
+PULLS = "pulls"
+"""Name of the directory in an image store with the cache of those who pull without a daemon."""
+WITHOUT_BOUND = 1 << 62
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
@@ -106,7 +107,7 @@ async def _fetch_here(
         return sources
 
     sources = await Origins().sources(origins)
-    async with _opened_cache(images.root / _PULLS) as cache:
+    async with _opened_cache(images.root / PULLS) as cache:
         if (await anyio.to_thread.run_sync(images.stored_layer, manifest.layer))[1].format is not LayerFormat.LAZY:
             return  # Whoever had the cache before pulled the same.
         layer = await anyio.to_thread.run_sync(cache.hold, manifest)
@@ -160,7 +161,7 @@ async def _opened_cache(root: Path) -> AsyncIterator[LayerCache]:
     while True:
         try:
             with full_disk_reported("pulling an image"):
-                cache = await anyio.to_thread.run_sync(lambda: LayerCache(root, limit_bytes=_WITHOUT_BOUND))
+                cache = await anyio.to_thread.run_sync(lambda: LayerCache(root, limit_bytes=WITHOUT_BOUND))
             break
         except StateLockedError:
             await anyio.sleep(_LOCK_POLL_S)
