@@ -63,6 +63,7 @@ class LayerDaemon:
     def __init__(self, root: Path, options: DaemonOptions) -> None:
         self.root = root
         self._options = options
+        self._stay_again_s = 0.0
 
     def mount(self, manifest_id: str, *, origins: Sequence[str] = (), file: Path | None = None) -> Path:
         """Make a layer readable and return where; costs a round trip when it is mounted already. Idempotent.
@@ -107,12 +108,23 @@ class LayerDaemon:
         return self._ask(Verify(manifest=manifest_id, repair=repair))
 
     def revive(self) -> None:
-        """Start the daemon where layers are mounted and it was killed; while it lives this costs a look at its lock."""
-        if not (self.root / "keeper.lock").exists() or self._keeps_lock():
-            return
-        if self.mounted():
+        """Start the daemon where layers are mounted and it was killed; while it lives this costs a look at its lock.
+
+        One with peers is kept running for them, whether or not anything is mounted here.
+        """
+        if self._options.peers is not None:
+            self._stay()
+        elif (self.root / "keeper.lock").exists() and not self._keeps_lock() and self.mounted():
             with contextlib.suppress(NodeUnavailableError):
                 self.status()
+
+    def _stay(self) -> None:
+        """Ask the daemon something now and then, so that it does not end as one that nobody needs."""
+        if time.monotonic() < self._stay_again_s and self._keeps_lock():
+            return
+        self._stay_again_s = time.monotonic() + self._options.idle_s / 3
+        with contextlib.suppress(NodeUnavailableError):
+            self.status()
 
     def mounted(self) -> frozenset[str]:
         """Return the names of the manifests of all layers that are mounted, whether or not a daemon runs."""
