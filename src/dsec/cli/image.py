@@ -36,6 +36,8 @@ _EXISTING = click.Path(path_type=Path)
         "prefetch": Lazy("dsec.cli.image_prefetch:prefetch", "Bring what will be read of an image before it is."),
         "publish": Lazy("dsec.cli.image_sharing:publish", "Put an image into the object store, for other hosts."),
         "push": Lazy("dsec.cli.image_registry:push", "Put an image into a registry, for other hosts."),
+        "unpublish": Lazy("dsec.cli.image_collecting:unpublish", "Make an image of the object store unknown."),
+        "gc": Lazy("dsec.cli.image_collecting:gc", "Take away what no image needs, here or in an object store."),
         "verify": Lazy("dsec.cli.image_sharing:verify", "Check an image: manifest, layers, chunks."),
         "layers": Lazy("dsec.cli.image_layers:layers", "Show what an environment is made of, layer by layer."),
         "merge": Lazy("dsec.cli.image_layers:merge", "Merge layers of an image that nobody else shares."),
@@ -177,10 +179,16 @@ def prepare(options: Options, name: str, as_json: bool) -> None:
 
 
 @image.command(name="ls")
+@click.option("--store", "url", metavar="URL", help="Those of an object store; `node`: of this host's node's.")
 @json_option
 @pass_options
-def ls(options: Options, as_json: bool) -> None:
-    """List the images of this host."""
+def ls(options: Options, url: str | None, as_json: bool) -> None:
+    """List the images of this host, or those that are published in an object store."""
+    if url is not None:
+        from dsec.cli.image_collecting import list_store
+
+        list_store(options, url, as_json)
+        return
     from dsec.base.units import format_size
     from dsec.cli.output import age, print_json, print_table
 

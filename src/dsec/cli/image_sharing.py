@@ -19,24 +19,25 @@ if TYPE_CHECKING:
     from dsec.stores.objects import ObjectStore
 
 T = TypeVar("T")
-_url_option = click.option(
+store_option = click.option(
     "--store", "url", metavar="URL", help="file:///path or s3://bucket/prefix.  [the node's setting `store`]"
 )
 
 
 @click.command(name="publish")
 @click.argument("name", metavar="IMAGE")
-@_url_option
+@store_option
+@click.option("--tag", metavar="NAME", help="What people may pull it by too; it moves if it is there.")
 @json_option
 @pass_options
-def publish(options: Options, name: str, url: str | None, as_json: bool) -> None:
+def publish(options: Options, name: str, url: str | None, tag: str | None, as_json: bool) -> None:
     """Put IMAGE into the object store, in chunks, and print the reference by which other hosts pull it."""
     from dsec.base.units import format_size
     from dsec.cli.output import note, print_json
     from dsec.images.lazy.sharing import publish_image
 
     with opened_store(options) as images:
-        made = _with_objects(options, url, lambda objects: publish_image(images, name, objects))
+        made = with_objects(options, url, lambda objects: publish_image(images, name, objects, tag=tag, say=note))
     if as_json:
         print_json(made)
         return
@@ -53,14 +54,14 @@ def publish(options: Options, name: str, url: str | None, as_json: bool) -> None
 def pull(options: Options, reference: str, name: str | None, eager: bool, as_json: bool) -> None:
     """Make a published image known here at once; what it consists of comes when it is touched.
 
-    REFERENCE is what `dsec image publish` printed. The image comes from the object store that this host's node uses
-    (setting `store`), which must stay reachable as long as not all of it is here. A layer that is here already stays as
+    REFERENCE is what `dsec image publish` printed, or a tag, which is what its store says. The image comes from the
+    object store that this host's node uses (setting `store`), which must stay reachable as long as not all of it is here. A layer that is here already stays as
     it is, but --eager makes one whole that was loaded when touched. When a pull is killed, the next goes on from there.
     """
     from dsec.images.lazy.sharing import pull_image
 
     with opened_store(options) as images, bytes_shown("pulling") as progress:
-        made = _with_objects(
+        made = with_objects(
             options,
             None,
             lambda objects: pull_image(images, reference, objects, name=name, eager=eager, progress=progress),
@@ -124,7 +125,7 @@ def verify(options: Options, name: str, full: bool, repair: bool, as_json: bool)
                     word = "OK" if finding.ok else "FAILED"
                     click.echo(f"[{finding.part}] {word} ({printable(finding.detail)})")
 
-        _with_objects(options, None, act)
+        with_objects(options, None, act)
     if as_json:
         print_json(findings)
     else:
@@ -134,7 +135,7 @@ def verify(options: Options, name: str, full: bool, repair: bool, as_json: bool)
         click.get_current_context().exit(StateCorruptedError.exit_code)
 
 
-def _with_objects(options: Options, url: str | None, act: Callable[[ObjectStore], Awaitable[T]]) -> T:
+def with_objects(options: Options, url: str | None, act: Callable[[ObjectStore], Awaitable[T]]) -> T:
     from dsec.cli.image import store_url
     from dsec.stores.opening import open_store
 
