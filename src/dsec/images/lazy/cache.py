@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,7 @@ class LayerCache:
         self._layers: dict[str, CachedLayer] = {}
         self._holds: dict[str, int] = {}
         self._where: dict[str, list[tuple[str, int]]] = {}
+        self._arriving_bytes = 0
         try:
             _check_version(root)
             self._load()
@@ -119,30 +121,68 @@ class LayerCache:
     def release(self, layer: CachedLayer) -> None:
         """Hold a layer no more; it may be taken away when room is needed."""
         with self._mutex:
-            name = layer.manifest.id
-            self._holds[name] -= 1
-            if not self._holds[name]:
-                del self._holds[name]
-                os.utime(layer.directory)
+            self._let_go(layer)
             self._make_room(0)
+
+    def _let_go(self, layer: CachedLayer) -> None:
+        name = layer.manifest.id
+        self._holds[name] -= 1
+        if not self._holds[name]:
+            del self._holds[name]
+            os.utime(layer.directory)
 
     def store(self, layer: CachedLayer, position: int, content: bytes) -> bool:
         """Keep a verified chunk of a held layer, or its metadata; return False where there is no room for it."""
+        size_bytes = len(content)
+        with self._holding(layer.manifest.id) as there:
+            if there is not layer:
+                return False  # It left the cache meanwhile.
+            with self._mutex:
+                if layer.has(position):
+                    return True
+                if not self._make_room(size_bytes + self._arriving_bytes):
+                    return False
+                self._arriving_bytes += size_bytes
+            try:
+                # Without the mutex: a write may wait for the disk, and everybody else would wait for it.
+                return layer.store(position, content)
+            finally:
+                with self._mutex:
+                    self._arriving_bytes -= size_bytes
+
+    @contextmanager
+    def _holding(self, manifest_id: str) -> Iterator[CachedLayer | None]:
+        """Keep a layer, if it is there, from being taken away for the duration of the block: its descriptors would be
+        another file's."""
         with self._mutex:
-            if layer.has(position):
-                return True
-            return self._make_room(len(content)) and layer.store(position, content)
+            layer = self._layers.get(manifest_id)
+            if layer is not None:
+                self._holds[manifest_id] = self._holds.get(manifest_id, 0) + 1
+        try:
+            yield layer
+        finally:
+            if layer is not None:
+                with self._mutex:
+                    self._let_go(layer)
 
     def from_another(self, layer: CachedLayer, position: int) -> bytes | None:
         """Return a chunk of a layer from where the cache has the same content, verified; None where it has not."""
         name = layer.manifest.chunks[position].id
-        # Read under the mutex, so that the other layer is not taken away, and its descriptor not reused, meanwhile.
-        with self._mutex:
-            for manifest_id, place in self._where.get(name, ()):
-                other = self._layers[manifest_id]
-                if other.has(place) and name_of(content := other.read_chunk(place)) == name:
+        for manifest_id, place in self._places(name):
+            with self._holding(manifest_id) as other:
+                if other is None or not other.has(place):
+                    continue
+                if name_of(content := other.read_chunk(place)) == name:
                     return content
         return None
+
+    def is_elsewhere(self, layer: CachedLayer, position: int) -> bool:
+        """Whether `from_another` has anything to look at; waits for nothing."""
+        return len(self._where.get(layer.manifest.chunks[position].id, ())) > 1
+
+    def _places(self, name: str) -> list[tuple[str, int]]:
+        with self._mutex:
+            return list(self._where.get(name, ()))
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether so many more bytes are within the bound, taking away what nobody holds."""

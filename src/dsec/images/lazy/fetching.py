@@ -84,12 +84,18 @@ def _nothing() -> None:
 
 
 class _Fetch:
-    """One chunk under way."""
+    """One chunk under way.
 
-    __slots__ = ("content", "done", "error")
+    Attributes:
+        come: set once there is a content, or an error.
+        kept: set once it is on the disk too, or cannot be.
+    """
+
+    __slots__ = ("come", "content", "error", "kept")
 
     def __init__(self) -> None:
-        self.done = anyio.Event()
+        self.come = anyio.Event()
+        self.kept = anyio.Event()
         self.content = b""
         self.error: DsecError | None = None
 
@@ -138,29 +144,48 @@ class Fetcher:
         """
         self.waiting_reads += 1
         try:
-            contents = await self._all(layer, layer.missing(start, length))
+            contents = await self._come(layer, layer.missing(start, length))
         finally:
             self.waiting_reads -= 1
             if not self.waiting_reads:
                 self.on_idle()
+        if contents.keys() >= set(layer.manifest.positions(start, length)):
+            # All of it is in memory, which needs no thread.
+            return _assembled(layer, start, length, contents)
         return await anyio.to_thread.run_sync(_assembled, layer, start, length, contents)
 
     async def bring(self, layer: CachedLayer, positions: Sequence[int]) -> None:
         """Fetch those of the chunks, or `METADATA`, that are missing. Raises as `read`."""
-        await self._all(layer, [position for position in positions if not layer.has(position)])
+        await self._kept(layer, [position for position in positions if not layer.has(position)])
 
     async def bring_ahead(self, layer: CachedLayer, position: int) -> bool:
         """Fetch a chunk that nobody asked for, and return whether it is kept. Raises as `read`."""
         if not layer.has(position):
             touches = self.touches.of(layer.manifest)
             was_read = touches.was_read(position)
-            await self._all(layer, [position])
+            await self._kept(layer, [position])
             if not was_read:
                 touches.ahead(position)
         return layer.has(position)
 
-    async def _all(self, layer: CachedLayer, positions: Sequence[int]) -> dict[int, bytes]:
-        """Wait for chunks. A fetch belongs to nobody: whoever gives up waiting takes it from no one else."""
+    async def _come(self, layer: CachedLayer, positions: Sequence[int]) -> dict[int, bytes]:
+        """Wait for the contents of chunks: a read need not wait for the disk."""
+        fetches = self._all(layer, positions)
+        for fetch in fetches.values():
+            await fetch.come.wait()
+            if fetch.error is not None:
+                raise fetch.error
+        return {position: fetch.content for position, fetch in fetches.items()}
+
+    async def _kept(self, layer: CachedLayer, positions: Sequence[int]) -> None:
+        """Wait until chunks are on the disk, or cannot be."""
+        for fetch in self._all(layer, positions).values():
+            await fetch.kept.wait()
+            if fetch.error is not None:
+                raise fetch.error
+
+    def _all(self, layer: CachedLayer, positions: Sequence[int]) -> dict[int, _Fetch]:
+        """Begin to fetch chunks. A fetch belongs to nobody: whoever gives up waiting takes it from no one else."""
         fetches = {}
         for position in positions:
             key = (layer.manifest.id, position)
@@ -168,12 +193,7 @@ class Fetcher:
                 self._under_way[key] = _Fetch()
                 self._group.start_soon(self._carry_out, layer, position, self._under_way[key])
             fetches[position] = self._under_way[key]
-        for fetch in fetches.values():
-            await fetch.done.wait()
-        for fetch in fetches.values():
-            if fetch.error is not None:
-                raise fetch.error
-        return {position: fetch.content for position, fetch in fetches.items()}
+        return fetches
 
     async def _carry_out(self, layer: CachedLayer, position: int, fetch: _Fetch) -> None:
         fetch.error = StoreUnavailableError(
@@ -182,8 +202,15 @@ class Fetcher:
         )
         try:
             async with self._limiter:
-                fetch.content = await self._obtain(layer, position)
-            fetch.error = None
+                key = (layer.manifest.id, position)
+                is_unkept = key in self._unkept
+                fetch.content = self._unkept[key] if is_unkept else await self._obtain(layer, position)
+                fetch.error = None
+                fetch.come.set()
+                if is_unkept:
+                    self._unkept.move_to_end(key)
+                elif not await anyio.to_thread.run_sync(self._keep, layer, position, fetch.content):
+                    self._remember(layer, position, fetch.content)
         except DsecError as error:
             fetch.error = error
         except Exception as error:  # noqa: BLE001
@@ -191,20 +218,14 @@ class Fetcher:
             fetch.error = StoreUnavailableError(f"fetching a chunk failed: {error!r}", resolution="report this")
         finally:
             del self._under_way[(layer.manifest.id, position)]
-            fetch.done.set()
+            fetch.come.set()
+            fetch.kept.set()
 
     async def _obtain(self, layer: CachedLayer, position: int) -> bytes:
-        key = (layer.manifest.id, position)
-        if key in self._unkept:
-            self._unkept.move_to_end(key)
-            return self._unkept[key]
-        if position == METADATA:
-            content = await self._metadata(layer)
-            self.touches.of(layer.manifest).fetched(position)
-        else:
-            content = await self._chunk(layer, position)
-        if not await anyio.to_thread.run_sync(self._keep, layer, position, content):
-            self._remember(layer, position, content)
+        if position != METADATA:
+            return await self._chunk(layer, position)
+        content = await self._metadata(layer)
+        self.touches.of(layer.manifest).fetched(position)
         return content
 
     async def _metadata(self, layer: CachedLayer) -> bytes:
@@ -232,12 +253,13 @@ class Fetcher:
             return False  # A disk that fails makes the cache useless, not the layer.
 
     async def _chunk(self, layer: CachedLayer, position: int) -> bytes:
-        try:
-            here = await anyio.to_thread.run_sync(self._cache.from_another, layer, position)
-        except OSError:
-            here = None
-        if here is not None:
-            return here
+        if self._cache.is_elsewhere(layer, position):
+            try:
+                here = await anyio.to_thread.run_sync(self._cache.from_another, layer, position)
+            except OSError:
+                here = None
+            if here is not None:
+                return here
         ref = layer.manifest.chunks[position]
         content = await self._fetch(layer, ref, position * CHUNK_BYTES, ref.content_bytes)
         self.touches.of(layer.manifest).fetched(position)
