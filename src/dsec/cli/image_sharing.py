@@ -54,11 +54,22 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, as_js
 def pull(options: Options, reference: str, name: str | None, eager: bool, as_json: bool) -> None:
     """Make a published image known here at once; what it consists of comes when it is touched.
 
-    REFERENCE is what `dsec image publish` printed, or a tag, which is what its store says. The image comes from the
-    object store that this host's node uses (setting `store`), which must stay reachable as long as not all of it is here. A layer that is here already stays as
+    REFERENCE is what `dsec image publish` printed, or a tag, which is what its store says: the image comes from the
+    object store that this host's node uses (setting `store`). Or it is HOST[:PORT]/REPOSITORY:TAG, or @sha256:DIGEST in
+    place of the tag: the image comes from a registry, either one of ours (`dsec image push`), or an ordinary one, all
+    of which is fetched and converted.
+
+    Store or registry must stay reachable as long as not all of an image is here. A layer that is here already stays as
     it is, but --eager makes one whole that was loaded when touched. When a pull is killed, the next goes on from there.
     """
     from dsec.images.lazy.sharing import pull_image
+    from dsec.images.registry.reference import names_registry
+
+    if names_registry(reference):
+        from dsec.cli.image_registry import pull_from_registry
+
+        show_made(pull_from_registry(options, reference, name=name, eager=eager), as_json)
+        return
 
     with opened_store(options) as images, bytes_shown("pulling") as progress:
         made = with_objects(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,7 +25,7 @@ from dsec.base.errors import (
 )
 from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
-from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.client import LayerDaemon, end_daemon
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.oci_export import export_oci_layout
 from dsec.images.registry import media
@@ -58,18 +57,12 @@ class Hosts:
         self._root = root
         self.proxy = proxy
         self._stores: list[LocalImageStore] = []
-        self._daemons: list[LayerDaemon] = []
 
     def host(self, name: str) -> LocalImageStore:
         root = self._root / name
         daemon = LayerDaemon(root / "lazy", DaemonOptions(store_url=(self._root / "objects").as_uri()))
         self._stores.append(LocalImageStore(root, lazy=daemon))
-        self._daemons.append(daemon)
         return self._stores[-1]
-
-    @property
-    def daemon(self) -> LayerDaemon:
-        return self._daemons[-1]
 
     def reference(self, tag: str = "v1") -> Reference:
         return parse_reference(f"{self.proxy.host}/t/{uuid.uuid4().hex}:{tag}")
@@ -96,12 +89,11 @@ class Hosts:
         return self.speak(partial(pull_from_registry, store, request))
 
     def close(self) -> None:
-        for store, daemon in zip(self._stores, self._daemons, strict=True):
+        for store in self._stores:
             store.close()
             remove_tree(store.root / "mounts")
-            if (store.root / "lazy/serve.sock").exists():
-                remove_tree(store.root / "lazy/mounts")
-                os.kill(daemon.status().keeper_pid, signal.SIGTERM)
+            remove_tree(store.root / "lazy/mounts")
+            end_daemon(store.root / "lazy")
 
 
 @pytest.fixture

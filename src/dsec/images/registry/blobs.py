@@ -32,11 +32,8 @@ async def read_range(client: RegistryClient, repository: Repository, digest: str
         StoreUnavailableError: it does not give this range: no answer, the blob ends before, or it ignores ranges.
         UnauthorizedError, PermissionDeniedError: as it says.
     """
-    data = bytearray()
     with reported():
-        async for piece in resumed(client, repository, digest, start, start + length):
-            data += piece
-    return bytes(data)
+        return b"".join([piece async for piece in resumed(client, repository, digest, start, start + length)])
 
 
 async def resumed(
@@ -90,12 +87,15 @@ async def _wanted(response: Response, start: int, end: int, maximum_skipped_byte
             resolution="have the registry, or what is between it and this host, honour ranges (RFC 9110, 14)",
             is_final=True,
         )
+    # Only a body that was read to its end leaves its connection for the next request; one that says that it is as long
+    # as it should be ends where it should.
+    is_exact = response.header("content-length") == str(end - position)
     async for piece in response.pieces():
         useful = piece[max(0, start - position) : end - position]
         position += len(piece)
         if useful:
             yield useful
-        if position >= end:
+        if position > end or (position == end and not is_exact):
             return
 
 

@@ -1,0 +1,63 @@
+"""`dsec image push` and `pull` with a registry, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsec.images.lazy.client import end_daemon
+from dsec.images.staging import remove_tree
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageConfig
+from dsec.testing.image_suite import make_tree
+from dsec.testing.registry_server import RegistryServer, auth_file, basic_auth, find_registry, run_registry
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[RegistryServer]:
+    program = find_registry()
+    if program is None:
+        pytest.skip("no registry: scripts/install-test-packages installs one")
+    with run_registry(tmp_path / "registry", program, auth=basic_auth(tmp_path / "registry")) as server:
+        yield server
+
+
+def test_an_image_goes_to_a_registry_and_comes_from_it(tmp_path: Path, registry: RegistryServer) -> None:
+    environment = auth_file(tmp_path / "auth.json", registry.host)
+
+    def dsec(state: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dsec", "--state-dir", str(tmp_path / state), "image", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+    store = LocalImageStore(tmp_path / "here/images")
+    layer = store.add_layer(make_tree(tmp_path / "tree", a="1" * 5000))
+    store.add_image("mine:v1", [layer], ImageConfig(), source="test")
+    store.close()
+    pushed = dsec("here", "push", "mine:v1", f"{registry.host}/team/mine:v1")
+    assert pushed.returncode == 0, pushed.stderr
+    assert pushed.stdout.startswith(f"{registry.host}/team/mine:v1@sha256:")
+    again = dsec("here", "push", "mine:v1", f"{registry.host}/team/mine:v1", "--json")
+    assert json.loads(again.stdout)["sent_bytes"] == 0
+    pulled = dsec("there", "pull", pushed.stdout.strip(), "--json")
+    assert pulled.returncode == 0, pulled.stderr
+    (shown,) = json.loads(pulled.stdout)["layers"]
+    assert (shown["digest"], shown["format"]) == (layer, "lazy")
+    try:
+        eager = dsec("there", "pull", f"{registry.host}/team/mine:v1", "--eager", "--name", "whole", "--json")
+        assert json.loads(eager.stdout)["layers"][0]["format"] == "erofs"
+    finally:
+        remove_tree(tmp_path / "there/images/lazy/mounts")
+        end_daemon(tmp_path / "there/images/lazy")
+    environment["REGISTRY_AUTH_FILE"] = str(tmp_path / "none.json")
+    refused = dsec("there", "pull", f"{registry.host}/team/mine:v1")
+    assert refused.returncode == 77
+    assert f"podman login {registry.host}" in refused.stderr
+    bad = dsec("here", "push", "mine:v1", "team/mine:v1")
+    assert (bad.returncode, "names no registry" in bad.stderr) == (64, True)
