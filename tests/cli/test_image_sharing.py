@@ -32,8 +32,10 @@ def test_an_image_is_published_here_and_pulled_there(tmp_path: Path) -> None:
     assert reference.startswith("b3:"), published.stderr
     pulled = _dsec(tmp_path / "there", url, "pull", reference, "--json")
     assert json.loads(pulled.stdout)["layers"] == [{"digest": digest, "format": "lazy", "size_bytes": 4096}]
+    (listed,) = json.loads(_dsec(tmp_path / "there", url, "ls", "--json").stdout)
+    assert listed["layers"][0]["here_bytes"] == 0
     shown = _dsec(tmp_path / "there", url, "inspect", "mine:v1")
-    assert f"{digest} lazy" in shown.stdout
+    assert f"{digest} lazy 4.0 KiB, 0 B of it here" in shown.stdout
 
 
 def test_what_cannot_be_pulled_is_said_with_its_code(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dsec.base.errors import (
     StateCorruptedError,
 )
 from dsec.images.durable import try_lock
-from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.client import LayerDaemon, end_daemon
 from dsec.images.lazy.conversion import LayerFile, publish
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.document import image_key
@@ -69,9 +69,9 @@ class Hosts:
         for store, daemon in zip(self._stores, self._daemons, strict=True):
             store.close()
             remove_tree(store.root / "mounts")
-            if (store.root / "lazy/serve.sock").exists():
-                remove_tree(store.root / "lazy/mounts")
-                os.kill(daemon.status().keeper_pid, signal.SIGTERM)
+            remove_tree(daemon.root / "mounts")
+            end_daemon(daemon.root)
+            remove_tree(daemon.root)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_what_is_no_reference_is_refused_in_words(hosts: Hosts, reference: str) 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 300])
 def test_what_is_no_tag_either_is_refused_in_words(hosts: Hosts, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match="name|long"):
+    with pytest.raises(InvalidRequestError, match=r"name|long"):
         _pull(hosts.host("there"), name, hosts.objects)
 
 

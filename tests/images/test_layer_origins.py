@@ -56,6 +56,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
     yield root
     remove_tree(root / "mounts")
     end_daemon(root)
+    remove_tree(root)
 
 
 def _killed(daemon: LayerDaemon) -> None:

@@ -114,6 +114,7 @@ def make_store(tmp_path: Path) -> Iterator[Callable[[_Node], LocalImageStore]]:
         remove_tree(store.root / "mounts")
         remove_tree(store.root / "lazy/mounts")
         end_daemon(store.root / "lazy")
+        remove_tree(store.root / "lazy")
 
 
 @pytest.mark.root

@@ -18,7 +18,7 @@ import pytest
 
 from dsec.base.errors import InvalidRequestError, ObjectNotFoundError
 from dsec.images import erofs
-from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.client import LayerDaemon, end_daemon
 from dsec.images.lazy.conversion import LayerFile, publish
 from dsec.images.lazy.daemon import EventFile
 from dsec.images.lazy.daemon_options import DaemonOptions
@@ -60,9 +60,7 @@ def daemon(tmp_path: Path, published: Published) -> Iterator[LayerDaemon]:
     daemon = LayerDaemon(root, DaemonOptions(store_url=published.url))
     yield daemon
     remove_tree(root / "mounts")
-    keeper = daemon.status().keeper_pid
-    os.kill(keeper, signal.SIGTERM)
-    _wait_gone(keeper)
+    end_daemon(root)
     remove_tree(root)
 
 
@@ -131,6 +129,30 @@ def test_when_the_keeper_dies_too_the_next_one_takes_the_mounts_over(daemon: Lay
         assert daemon.mount(published.manifest) == root
         assert held.read() == published.contents["large-7"]
     assert daemon.status().keeper_pid != status.keeper_pid
+
+
+def test_what_was_fetched_is_recorded_when_it_is_told_to_end(daemon: LayerDaemon, published: Published) -> None:
+    root = daemon.mount(published.manifest)
+    assert (root / "large-1").read_bytes() == published.contents["large-1"]
+    while (before := daemon.status()).cached_bytes < before.fetched_bytes:
+        time.sleep(0.01)
+    end_daemon(daemon.root)
+    _wait_gone(before.pid)
+    with pytest.raises(OSError, match="Input/output"):
+        (root / "large-7").read_bytes()
+    daemon.mount(published.manifest)
+    after = daemon.status()
+    assert (after.fetched_bytes, after.cached_bytes) == (0, before.cached_bytes)
+
+
+def test_it_ends_when_nothing_is_mounted_and_nobody_asks(tmp_path: Path, published: Published) -> None:
+    daemon = LayerDaemon(tmp_path / "lazy", DaemonOptions(store_url=published.url, idle_s=0.2))
+    daemon.mount(published.manifest)
+    status = daemon.status()
+    time.sleep(0.5)
+    assert daemon.status().pid == status.pid, "something is mounted"
+    assert daemon.unmount(published.manifest)
+    _wait_gone(status.keeper_pid)
 
 
 def test_what_it_refuses_it_refuses_in_words(tmp_path: Path, daemon: LayerDaemon) -> None:

@@ -117,6 +117,7 @@ def open_host(tmp_path: Path, published: Published) -> Iterator[OpenHost]:
         remove_tree(host.store.root / "mounts")
         remove_tree(host.daemon.root / "mounts")
         end_daemon(host.daemon.root)
+        remove_tree(host.daemon.root)
 
 
 def _read(root: Path) -> dict[str, bytes]:

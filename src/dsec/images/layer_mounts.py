@@ -20,6 +20,8 @@ from dsec.linux import mounts
 from dsec.linux.userns import is_host_root
 from dsec.model.image import LayerFormat
 
+LAZY_CACHE = Path("lazy/cache")
+"""Where in an image store whoever serves lazy layers has what it fetched (docs/formats/layer-cache.md)."""
 _BIND_FLAGS = mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
 
 

@@ -28,9 +28,10 @@ from dsec.images.below import Below
 from dsec.images.catalog import Catalog, image_id
 from dsec.images.durable import exclusive, full_disk_reported, sync_path, write_atomically
 from dsec.images.history import History, LayerStory
-from dsec.images.layer_mounts import LayerMounts, LazyLayers, NoLazyLayers
+from dsec.images.layer_mounts import LAZY_CACHE, LayerMounts, LazyLayers, NoLazyLayers
 from dsec.images.layer_use import LayerUse
 from dsec.images.layers import LayerRecord, hex_of
+from dsec.images.lazy.cached_layer import recorded_bytes
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.traces import TraceShelf
 from dsec.images.listing import directory_digest
@@ -321,6 +322,17 @@ class LocalImageStore:
         """
         record = self._record(digest)
         return layers.content_path(self._layers / hex_of(digest), record), record
+
+    def here_bytes(self, digest: str) -> int:
+        """Return how much of a stored layer is on this host: of a lazy one what is cached of it. Costs two small reads.
+
+        Raises:
+            StateCorruptedError: it is damaged, or not there.
+        """
+        record = self._record(digest)
+        if record.format is not LayerFormat.LAZY:
+            return record.size_bytes
+        return recorded_bytes(self.root / LAZY_CACHE / record.manifest, record.size_bytes)
 
     def _store_layer(self, tree: Path, *, take: bool) -> str:
         with full_disk_reported("storing a layer"), self._staging.directory() as work:

@@ -275,6 +275,21 @@ class CachedLayer:
             yield bytes(pending)
 
 
+def recorded_bytes(directory: Path, size_bytes: int) -> int:
+    """Return the content bytes that the record of a cached layer says are there, whoever has the cache.
+
+    Args:
+        directory: the layer's in the cache; one that is not there holds nothing.
+        size_bytes: length of the layer's file.
+    """
+    try:
+        there = (directory / PRESENT).read_bytes()[1:]
+    except FileNotFoundError:
+        return 0
+    lengths = (min(CHUNK_BYTES, size_bytes - start) for start in range(0, size_bytes, CHUNK_BYTES))
+    return sum(length for length, value in zip(lengths, there, strict=False) if value == _THERE[0])
+
+
 def _read_origins(path: Path) -> tuple[str, ...]:
     """Return the origins that were kept; none where they are damaged, since this is a cache."""
     try:

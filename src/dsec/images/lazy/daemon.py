@@ -150,17 +150,24 @@ def _become_server(serve: Callable[[], None]) -> None:
     """Run `serve` in this forked process, which never returns from here."""
     status = 1
     try:
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        signal.signal(signal.SIGTERM, _end_in_good_order)
         syscalls.libc_call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() == 1:
             return  # The keeper died before we could say that we want to die with it.
         _bear_out_of_memory("0")
         serve()
+    except SystemExit:
+        status = 0
     except Exception:  # noqa: BLE001 - the last frame of a process: what it was goes to the log, and the keeper goes on.
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def _end_in_good_order(*_: object) -> None:
+    """Leave `_serve`, wherever it is."""
+    raise SystemExit
 
 
 def _serve(
@@ -175,13 +182,20 @@ def _serve(
     renew_pins(root.parent, lambda: _origins_of_mounted(server, mounts, options.store_url))
     door = _Door(server, mounts)
     listener.settimeout(options.idle_s)
+    try:
+        _answer_until_nobody_needs_us(listener, door, mounts)
+    finally:
+        server.flush()
+
+
+def _answer_until_nobody_needs_us(listener: socket.socket, door: _Door, mounts: LazyMounts) -> None:
     while True:
         try:
             connection, _ = listener.accept()
         except TimeoutError:
             if mounts.mounted():
                 continue
-            os._exit(0)  # Nobody needs us; whoever does starts another.
+            raise SystemExit from None  # Whoever needs us starts another.
         threading.Thread(target=door.answer, args=(connection,), daemon=True).start()
 
 
