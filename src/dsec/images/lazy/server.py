@@ -125,6 +125,7 @@ class LayerServer:
         """Serve. Called once."""
         self._session.start()
         self._flusher.start()
+        self._open_origin()
 
     def resume(self) -> None:
         """Serve on in place of a server of the same mount that was killed, in place of `start`: every layer that it
@@ -132,6 +133,12 @@ class LayerServer:
         """
         self._session.resume(self._layers)
         self._flusher.start()
+        self._open_origin()
+
+    def _open_origin(self) -> None:
+        """Open the origin that most layers have while nobody waits for it: a client of S3 takes some 50 ms to load."""
+        if self._origins is not None:
+            self._portal.start_task_soon(self._origins.sources, ())
 
     @property
     def fetched_bytes(self) -> int:
