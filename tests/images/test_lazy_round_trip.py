@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from dsec.images import erofs
 from dsec.images.lazy.cached_layer import METADATA, CachedLayer
 from dsec.images.lazy.conversion import LayerFile, convert
+from dsec.images.lazy.erofs_metadata import Extent, metadata_extents
+from dsec.images.lazy.layout import lay_out
 from dsec.images.lazy.stored import decode
 from dsec.linux import mounts
 
@@ -209,3 +211,28 @@ def test_a_converted_layer_is_its_tree(entries: list[tuple[list[bytes], _Made]])
                 assert _described(root) == expected
         finally:
             layer.close()
+
+
+@pytest.mark.slow
+@given(entries=_trees, reads=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=6))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_layer_that_was_laid_out_anew_is_its_tree(
+    entries: list[tuple[list[bytes], _Made]], reads: list[tuple[int, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        tree = work / "tree"
+        tree.mkdir()
+        _make(os.fsencode(tree), entries)
+        expected = _described(os.fsencode(tree))
+        erofs.make(tree, work / "made.erofs")
+        first = [Extent(block * 4096, count * 4096) for block, count in reads]
+        moves = lay_out(work / "made.erofs", work / "layer.erofs", first)
+        old, new = (work / "made.erofs").read_bytes(), (work / "layer.erofs").read_bytes()
+        assert len(new) <= len(old)
+        for block in range(len(old) // 4096):
+            for target, _ in moves.of(block, 1):
+                assert new[target * 4096 :][:4096] == old[block * 4096 :][:4096]
+        assert len(metadata_extents(work / "layer.erofs")) == 1, "metadata lies together"
+        with _mounted(work / "layer.erofs", work / "mount") as root:
+            assert _described(root) == expected

@@ -182,6 +182,7 @@ def test_marks_outlive_their_process(tmp_path: Path, published: Published) -> No
     for _ in range(2):
         again = LayerTouches(path, published.manifest, lambda: now_s)
         assert again.use() == first.use()
+        assert again.use().age_s == 2.5
         assert [(touch.position, touch.after_s) for touch in again.order()] == [(1, 2.5), (7, 2.5)]
         again.close()
     path.write_bytes(b"\xff\x00 nothing of ours\n")

@@ -140,6 +140,33 @@ async def test_traces_go_with_a_published_image(state_dir: Path, tmp_path: Path)
     there.close()
 
 
+async def test_an_image_laid_out_by_its_traces_is_the_same_and_its_traces_are_about_the_new_files(
+    state_dir: Path,
+) -> None:
+    trace = await _traced(state_dir)
+    objects = FolderObjectStore(state_dir.parent / "objects")
+    here = LocalImageStore(state_dir / "images")
+    plain = await publish_image(here, "guest", objects)
+    published = await publish_image(here, "guest", objects, by_traces=True)
+    here.close()
+    assert published.manifests != plain.manifests
+    shutil.rmtree(state_dir / "images")
+    there = _images(state_dir)
+    try:
+        pulled = await pull_image(there, published.reference, objects)
+        await anyio.to_thread.run_sync(there.verify, "guest")
+        (found,) = TraceShelf(there.root).of(pulled.image_id)
+        assert [layer.manifest for layer in found.layers] == list(published.manifests)
+        assert found.read_bytes == trace.read_bytes
+        assert len(found.chunks()) <= len(trace.chunks())
+        again = await _traced(state_dir)
+        assert set(again.chunks()) <= set(found.chunks()), "what is read now is where the trace says"
+    finally:
+        there.close()
+        _make_cold(state_dir)
+        remove_tree(state_dir / "images/mounts")
+
+
 async def test_what_a_sandbox_will_read_comes_before_it_reads_it(state_dir: Path) -> None:
     await _pulled(state_dir)
     trace = await _traced(state_dir)

@@ -29,8 +29,10 @@ class Prefetches(Protocol):
     def stop(self, owner: str) -> None:
         """Bring nothing more for an owner."""
 
-    def untouched(self, images: Sequence[str]) -> bool:
-        """Tell whether nobody has read any chunk of a stack's lazy layers yet, so that its first use can be seen."""
+    def untouched(self, images: Sequence[str], ago_s: float) -> bool:
+        """Tell whether nobody had read any chunk of a stack's lazy layers so many seconds ago: what was read since is
+        its first use.
+        """
 
     def keep_first_use(self, images: Sequence[str]) -> None:
         """Keep what was read of the first of these images until now as what its first use reads, if it has no such
@@ -50,7 +52,7 @@ class NoPrefetches:
     def stop(self, owner: str) -> None:
         pass
 
-    def untouched(self, images: Sequence[str]) -> bool:
+    def untouched(self, images: Sequence[str], ago_s: float) -> bool:
         return False
 
     def keep_first_use(self, images: Sequence[str]) -> None:

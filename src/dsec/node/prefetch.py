@@ -66,24 +66,25 @@ class NodePrefetches:
     def began(self, sandbox_id: str, images: Sequence[str]) -> None:
         """Bring what a new sandbox will read first."""
         if not self._is_off:
-            stack = tuple(images)
-            self._core.supervisor.start(f"prefetch for {sandbox_id}", lambda: self._begin(sandbox_id, stack))
+            stack, now_s = tuple(images), anyio.current_time()
+            self._core.supervisor.start(f"prefetch for {sandbox_id}", lambda: self._begin(sandbox_id, stack, now_s))
 
-    async def _begin(self, sandbox_id: str, images: tuple[str, ...]) -> None:
+    async def _begin(self, sandbox_id: str, images: tuple[str, ...], began_s: float) -> None:
         programs = await anyio.to_thread.run_sync(self._prefetches.programs, images, limiter=self._threads)
         if programs is None or self._core.registry.get(sandbox_id) is None:
             return
         owner = self._owners[sandbox_id] = _Owner(images, programs)
         if programs:
             await self._bring(sandbox_id, owner)
-        await self._watch(owner)
+        await self._watch(owner, began_s)
 
-    async def _watch(self, owner: _Owner) -> None:
+    async def _watch(self, owner: _Owner, began_s: float) -> None:
         """Keep what the first use of an image reads, where that is wanted and can be seen."""
         watched_s = self._core.settings.trace_s
         if not watched_s or FIRST_USE in owner.programs:
             return
-        if await anyio.to_thread.run_sync(self._prefetches.untouched, owner.images, limiter=self._threads):
+        ago_s = anyio.current_time() - began_s
+        if await anyio.to_thread.run_sync(self._prefetches.untouched, owner.images, ago_s, limiter=self._threads):
             await anyio.sleep(watched_s)
             await anyio.to_thread.run_sync(self._prefetches.keep_first_use, owner.images, limiter=self._threads)
 

@@ -25,13 +25,13 @@ from pathlib import Path
 from dsec.base.errors import InvalidRequestError
 
 MAXIMUM_INODES = 8_000_000
-_SUPERBLOCK_START = 1024
+SUPERBLOCK_START = 1024
 _SUPERBLOCK = struct.Struct("<IIIBBHQQIIII")
 _SUPERBLOCK_BYTES = 128
 _MAGIC = 0xE0F5E1E2
-_INCOMPATIBLE_START = _SUPERBLOCK_START + 80
+_INCOMPATIBLE_START = SUPERBLOCK_START + 80
 _ALLOWED_INCOMPATIBLE = 0
-_SLOT_BYTES = 32
+SLOT_BYTES = 32
 _COMPACT = struct.Struct("<HHHHIIII")
 _EXTENDED = struct.Struct("<HHHHQII")
 _COMPACT_BYTES, _EXTENDED_BYTES = 32, 64
@@ -55,14 +55,23 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inode:
+class Inode:
+    """An inode, as far as the walk needs it.
+
+    Attributes:
+        start: where it begins.
+        mode, size: as in the tree.
+        layout: how its content lies.
+        block: where its whole blocks begin.
+        body_bytes: the inode itself and its attributes; an inline tail follows.
+    """
+
     start: int
     mode: int
     size: int
     layout: int
     block: int
     body_bytes: int
-    """The inode itself and its attributes; an inline tail follows."""
 
 
 def metadata_extents(file: Path) -> tuple[Extent, ...]:
@@ -73,10 +82,10 @@ def metadata_extents(file: Path) -> tuple[Extent, ...]:
             (compression, chunks, further devices), or damaged.
     """
     with file.open("rb") as stream:
-        if file.stat().st_size < _SUPERBLOCK_START + _SUPERBLOCK_BYTES:
+        if file.stat().st_size < SUPERBLOCK_START + _SUPERBLOCK_BYTES:
             raise _refused("it is too short")
         with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            walk = _Walk(data)
+            walk = Walk(data)
             try:
                 walk.all()
             except struct.error as error:
@@ -84,12 +93,24 @@ def metadata_extents(file: Path) -> tuple[Extent, ...]:
             return walk.extents()
 
 
-class _Walk:
+class Walk:
+    """A walk over the tree of an EROFS file, which is taken for hostile.
+
+    Attributes:
+        bits: a block has so many bits.
+        root: number of the root's inode.
+        meta: where inode 0 would stand.
+        xattrs: where the shared attribute 0 would stand.
+
+    Raises:
+        InvalidRequestError: as `metadata_extents`.
+    """
+
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._size = len(data)
         magic, _, _, bits, _, root, _, _, _, _, meta_block, xattr_block = _SUPERBLOCK.unpack_from(
-            data, _SUPERBLOCK_START
+            data, SUPERBLOCK_START
         )
         if magic != _MAGIC:
             raise _refused("it has no superblock")
@@ -98,58 +119,70 @@ class _Walk:
         (incompatible,) = struct.unpack_from("<I", data, _INCOMPATIBLE_START)
         if incompatible & ~_ALLOWED_INCOMPATIBLE:
             raise _refused(f"it uses features {incompatible:#x}, such as compression or further devices")
-        self._bits, self._root = bits, root
-        self._meta = meta_block << bits
-        self._xattrs = xattr_block << bits
+        self.bits, self.root = bits, root
+        self.meta = meta_block << bits
+        self.xattrs = xattr_block << bits
+        self.shared_end = 0
+        """No shared attribute that is used begins behind this; 0: none is used."""
         self._blocks: set[int] = set()
 
     def all(self) -> None:
         """Visit the whole tree."""
-        self._take(0, _SUPERBLOCK_START + _SUPERBLOCK_BYTES)
-        seen = {self._root}
-        pending = [self._root]
+        self.take(0, SUPERBLOCK_START + _SUPERBLOCK_BYTES)
+        seen = {self.root}
+        pending = [self.root]
         while pending:
-            inode = self._visit(pending.pop())
+            number = pending.pop()
+            inode = self._visit(number)
+            self.visited(number, inode)
             if not stat.S_ISDIR(inode.mode):
                 continue
-            for child in self._children(inode):
+            for _, child in self.entries(inode):
                 if child not in seen:
                     seen.add(child)
                     pending.append(child)
             if len(seen) > MAXIMUM_INODES:
                 raise _refused(f"it has more than {MAXIMUM_INODES} inodes")
 
+    def check(self, extent: Extent) -> None:
+        """Refuse an extent outside of the file."""
+        if extent.start < 0 or extent.length < 0 or extent.end > self._size:
+            raise _refused(f"{extent.length} bytes at {extent.start} lie outside it")
+
+    def visited(self, number: int, inode: Inode) -> None:
+        """Hear of an inode, once; for who wants to know more than where metadata lies."""
+
     def extents(self) -> tuple[Extent, ...]:
         found: list[Extent] = []
         for block in sorted(self._blocks):
-            start = block << self._bits
-            length = min(1 << self._bits, self._size - start)
+            start = block << self.bits
+            length = min(1 << self.bits, self._size - start)
             if found and found[-1].end == start:
                 found[-1] = Extent(found[-1].start, found[-1].length + length)
             else:
                 found.append(Extent(start, length))
         return tuple(found)
 
-    def _take(self, start: int, length: int) -> None:
+    def take(self, start: int, length: int) -> None:
         """Count bytes as metadata."""
         if start < 0 or length < 0 or start + length > self._size:
             raise _refused(f"{length} bytes at {start} lie outside it")
-        self._blocks.update(range(start >> self._bits, ((start + max(length, 1) - 1) >> self._bits) + 1))
+        self._blocks.update(range(start >> self.bits, ((start + max(length, 1) - 1) >> self.bits) + 1))
 
-    def _visit(self, number: int) -> _Inode:
+    def _visit(self, number: int) -> Inode:
         """Read an inode, and count it, its attributes and what of its content is metadata."""
         inode = self._inode(number)
-        self._take(inode.start, inode.body_bytes)
+        self.take(inode.start, inode.body_bytes)
         self._take_shared_attributes(inode)
-        if inode.layout == _INLINE and (tail := inode.size & ((1 << self._bits) - 1)):
-            self._take(inode.start + inode.body_bytes, tail)
+        if inode.layout == _INLINE and (tail := inode.size & ((1 << self.bits) - 1)):
+            self.take(inode.start + inode.body_bytes, tail)
         if stat.S_ISDIR(inode.mode) or stat.S_ISLNK(inode.mode):
-            for extent in self._whole_blocks(inode):
-                self._take(extent.start, extent.length)
+            for extent in self.whole_blocks(inode):
+                self.take(extent.start, extent.length)
         return inode
 
-    def _inode(self, number: int) -> _Inode:
-        start = self._meta + number * _SLOT_BYTES
+    def _inode(self, number: int) -> Inode:
+        start = self.meta + number * SLOT_BYTES
         if start + _COMPACT_BYTES > self._size:
             raise _refused(f"inode {number} lies outside it")
         form = struct.unpack_from("<H", self._data, start)[0]
@@ -162,9 +195,9 @@ class _Walk:
         if has_content and layout not in (_PLAIN, _INLINE):
             raise _refused(f"inode {number} is laid out in a way ({layout}) that is not known")
         body = own_bytes + (_XATTR_HEADER.size + (attributes - 1) * 4 if attributes else 0)
-        return _Inode(start, mode, size if has_content else 0, layout if has_content else _PLAIN, block, body)
+        return Inode(start, mode, size if has_content else 0, layout if has_content else _PLAIN, block, body)
 
-    def _take_shared_attributes(self, inode: _Inode) -> None:
+    def _take_shared_attributes(self, inode: Inode) -> None:
         own_bytes = _EXTENDED_BYTES if self._data[inode.start] & 1 else _COMPACT_BYTES
         if inode.body_bytes == own_bytes:
             return
@@ -174,33 +207,37 @@ class _Walk:
             raise _refused(f"the attributes at {header} do not fit their inode")
         for position in range(count):
             (number,) = struct.unpack_from("<I", self._data, header + _XATTR_HEADER.size + 4 * position)
-            start = self._xattrs + 4 * number
-            self._take(start, _XATTR_ENTRY.size)
+            start = self.xattrs + 4 * number
+            self.shared_end = max(self.shared_end, start)
+            self.take(start, _XATTR_ENTRY.size)
             name_length, _, value_length = _XATTR_ENTRY.unpack_from(self._data, start)
-            self._take(start, _XATTR_ENTRY.size + name_length + value_length)
+            self.take(start, _XATTR_ENTRY.size + name_length + value_length)
 
-    def _whole_blocks(self, inode: _Inode) -> Iterator[Extent]:
+    def whole_blocks(self, inode: Inode) -> Iterator[Extent]:
+        """Yield the part of an inode's content that lies in blocks of its own, if there is any."""
         length = inode.size
         if inode.layout == _INLINE:
-            length &= ~((1 << self._bits) - 1)
+            length &= ~((1 << self.bits) - 1)
         if length:
-            yield Extent(inode.block << self._bits, length)
+            yield Extent(inode.block << self.bits, length)
 
-    def _children(self, directory: _Inode) -> Iterator[int]:
-        """Yield the inode numbers in a directory; a block of it at a time, as the kernel reads it."""
+    def entries(self, directory: Inode) -> Iterator[tuple[int, int]]:
+        """Yield where each entry of a directory stands, and its inode's number; a block of it at a time, as the kernel
+        reads it.
+        """
         parts = [
-            Extent(start, min(1 << self._bits, extent.end - start))
-            for extent in self._whole_blocks(directory)
-            for start in range(extent.start, extent.end, 1 << self._bits)
+            Extent(start, min(1 << self.bits, extent.end - start))
+            for extent in self.whole_blocks(directory)
+            for start in range(extent.start, extent.end, 1 << self.bits)
         ]
-        if directory.layout == _INLINE and (tail := directory.size & ((1 << self._bits) - 1)):
+        if directory.layout == _INLINE and (tail := directory.size & ((1 << self.bits) - 1)):
             parts.append(Extent(directory.start + directory.body_bytes, tail))
         for part in parts:
             (_, names, _) = _DIRENT.unpack_from(self._data, part.start)
             if names < _DIRENT.size or names % _DIRENT.size or names > part.length:
                 raise _refused(f"the directory block at {part.start} is damaged")
             for position in range(0, names, _DIRENT.size):
-                yield _DIRENT.unpack_from(self._data, part.start + position)[0]
+                yield part.start + position, _DIRENT.unpack_from(self._data, part.start + position)[0]
 
 
 def _refused(detail: str) -> InvalidRequestError:

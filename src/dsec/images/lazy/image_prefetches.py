@@ -75,13 +75,16 @@ class ImagePrefetches:
         except DsecError as error:
             _told(f"ending the prefetch of {owner}", error)
 
-    def untouched(self, images: Sequence[str]) -> bool:
+    def untouched(self, images: Sequence[str], ago_s: float) -> bool:
+        asked_s = time.monotonic()
         try:
             uses = self._daemon.statistics(list(self._manifests(images).values()))
+            touches = [(use, touch) for use in uses for touch in self._daemon.touched(use.manifest)]
         except DsecError as error:
             _told("looking at what was read", error)
             return False
-        return bool(uses) and not any(use.touched_bytes or use.prefetched_bytes for use in uses)
+        ago_s += time.monotonic() - asked_s
+        return bool(uses) and all(touch.after_s >= use.age_s - ago_s for use, touch in touches)
 
     def keep_first_use(self, images: Sequence[str]) -> None:
         try:

@@ -7,7 +7,7 @@ place of another, while a document never changes. So nothing proves them, and no
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import anyio.to_thread
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from dsec.base.errors import DsecError, StateCorruptedError
 from dsec.images.lazy import traces
 from dsec.images.lazy.document import name_in
+from dsec.images.lazy.laid_out import LaidOut, moved
 from dsec.images.lazy.traces import MAXIMUM_DOCUMENT_BYTES, MAXIMUM_TRACES, Trace, TraceShelf, file_of
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo
@@ -27,7 +28,13 @@ def trace_prefix(reference: str) -> str:
 
 
 async def publish_traces(
-    images: LocalImageStore, info: ImageInfo, manifests: Sequence[str], reference: str, store: ObjectStore
+    images: LocalImageStore,
+    info: ImageInfo,
+    manifests: Sequence[str],
+    reference: str,
+    store: ObjectStore,
+    *,
+    layouts: Mapping[str, LaidOut] = {},
 ) -> int:
     """Put what is known of an image's reads beside it, and return how many traces that were.
 
@@ -37,12 +44,14 @@ async def publish_traces(
         manifests: of its layers, from the lowest up, as they were published.
         reference: what it was published as.
         store: where.
+        layouts: the layers that were laid out anew for it, by digest.
 
     Raises:
         StoreUnavailableError: the store does not answer.
     """
     found = await anyio.to_thread.run_sync(TraceShelf(images.root).of, info.image_id)
-    named = [each for trace in found if (each := named_by(trace, manifests)) is not None]
+    about = (moved(trace, layouts) if layouts else trace for trace in found)
+    named = [each for trace in about if (each := named_by(trace, manifests)) is not None]
     for trace in named:
         await store.put(trace_prefix(reference) + file_of(trace.command), traces.encode(trace))
     return len(named)

@@ -7,7 +7,7 @@ it and is checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from dsec.images.lazy.collection.publishing import (
 from dsec.images.lazy.collection.roots import fetch_document, pin, resolve
 from dsec.images.lazy.conversion import LayerFile, fetch_manifest
 from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, encode_document, image_key, name_in
+from dsec.images.lazy.laid_out import LaidOut, lay_out_image
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.published_traces import publish_traces, pull_traces
 from dsec.images.lazy.whole import fetch_whole
@@ -68,7 +69,13 @@ class PublishedImage(Value, frozen=True):
 
 
 async def publish_image(
-    images: LocalImageStore, name: str, store: ObjectStore, *, tag: str | None = None, say: Say = quiet
+    images: LocalImageStore,
+    name: str,
+    store: ObjectStore,
+    *,
+    tag: str | None = None,
+    by_traces: bool = False,
+    say: Say = quiet,
 ) -> PublishedImage:
     """Put an image into an object store: chunks, manifests, and its document last. Idempotent.
 
@@ -77,17 +84,32 @@ async def publish_image(
         name: its name.
         store: where it goes.
         tag: what people are to pull it by, beside its reference; it moves if it is there. None: nothing.
+        by_traces: lay its layers out so that what its traces name lies together (`dsec.images.lazy.layout`).
         say: told what takes long.
 
     Raises:
         ImageNotFoundError: no such image.
         CapabilityMissingError: a layer is stored as a directory.
-        InvalidRequestError: a layer is lazy, and this store has not got it; or `tag` is no name.
+        InvalidRequestError: a layer is lazy, and this store has not got it; or `tag` is no name; or there is no trace.
         StoreUnavailableError: the store does not answer.
     """
     info = await anyio.to_thread.run_sync(images.get, name)
     if tag is not None:
         tag_key(tag)
+    with images.work_directory() as work:
+        layouts = await anyio.to_thread.run_sync(lay_out_image, images, info, work.path) if by_traces else {}
+        return await _publish(images, info, store, layouts, tag=tag, say=say)
+
+
+async def _publish(
+    images: LocalImageStore,
+    info: ImageInfo,
+    store: ObjectStore,
+    layouts: Mapping[str, LaidOut],
+    *,
+    tag: str | None,
+    say: Say,
+) -> PublishedImage:
     publication = Publication(await open_layer_objects(store), say)
 
     def document_of(report: PublishedImage) -> bytes:
@@ -98,20 +120,23 @@ async def publish_image(
         )
 
     reference, report = await publish_document(
-        publication, lambda: _publish_layers(images, info, publication), document_of, tag=tag
+        publication, lambda: _publish_layers(images, info, publication, layouts), document_of, tag=tag
     )
-    await publish_traces(images, info, report.manifests, reference, store)
+    await publish_traces(images, info, report.manifests, reference, store, layouts=layouts)
     return msgspec.structs.replace(report, reference=reference)
 
 
-async def _publish_layers(images: LocalImageStore, info: ImageInfo, publication: Publication) -> PublishedImage:
+async def _publish_layers(
+    images: LocalImageStore, info: ImageInfo, publication: Publication, layouts: Mapping[str, LaidOut]
+) -> PublishedImage:
     report = PublishedImage(reference="", layers=len(info.layers))
     for layer in info.layers:
         path, record = await anyio.to_thread.run_sync(images.stored_layer, layer.digest)
         if record.format is LayerFormat.LAZY:
             sent = await rely_on_layer(publication, record.manifest)
         else:
-            sent = await publish_layer(publication, _file_of(path, record))
+            layout = layouts.get(layer.digest)
+            sent = await publish_layer(publication, _file_of(path, record) if layout is None else layout.file)
         report = msgspec.structs.replace(
             report,
             manifests=(*report.manifests, sent.manifest),

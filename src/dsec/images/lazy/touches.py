@@ -71,6 +71,7 @@ class LayerUse(Value, frozen=True):
         fetched_bytes: what came from sources at least once, metadata included.
         cached_bytes: what is here now, metadata included.
         is_complete: all of it is here, so that further reads are seen by nobody.
+        age_s: seconds since it was mounted first.
     """
 
     manifest: str
@@ -83,6 +84,7 @@ class LayerUse(Value, frozen=True):
     fetched_bytes: int = 0
     cached_bytes: int = 0
     is_complete: bool = False
+    age_s: float = 0.0
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,6 +199,7 @@ class LayerTouches:
             prefetched_bytes=sum_of(lambda mark: mark & Mark.READ and mark & Mark.AHEAD),
             wasted_bytes=sum_of(lambda mark: mark & Mark.AHEAD and not mark & Mark.READ),
             fetched_bytes=sum_of(lambda mark: mark & Mark.FETCHED),
+            age_s=max(0.0, self._wall_s() - self._began_s),
         )
 
     def _length(self, position: int) -> int:

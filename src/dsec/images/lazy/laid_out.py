@@ -1,0 +1,108 @@
+"""Layers of an image laid out by its traces, for their publication: the same trees, read in fewer chunks.
+
+A file that was laid out is compared with the layer's digest, entry by entry and byte by byte, before anybody has it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dsec.base.errors import InvalidRequestError, StateCorruptedError
+from dsec.images import erofs
+from dsec.images.lazy.conversion import LayerFile
+from dsec.images.lazy.erofs_metadata import Extent
+from dsec.images.lazy.layout import Moves, lay_out
+from dsec.images.lazy.manifest import BLOCK_BYTES
+from dsec.images.lazy.traces import ReadLog, Trace, TraceShelf
+from dsec.images.listing import tree_digest
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageInfo, LayerFormat
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """A layer that was laid out.
+
+    Attributes:
+        file: the new file.
+        moves: where the data of the old one is in it.
+    """
+
+    file: LayerFile
+    moves: Moves
+
+
+def lay_out_image(images: LocalImageStore, info: ImageInfo, directory: Path) -> dict[str, LaidOut]:
+    """Lay out the layers of an image that are wholly here, by its traces: that of the first use, then the latest ones.
+
+    Args:
+        images: has the layers and the traces.
+        info: the image.
+        directory: where the files are made.
+
+    Returns:
+        The layers by digest; those of which nothing is read stay as they are.
+
+    Raises:
+        InvalidRequestError: the image has no trace, or a layer cannot be laid out.
+        HostDiskFullError: no room.
+    """
+    shelf = TraceShelf(images.root)
+    first = shelf.first(info.image_id)
+    if first is None:
+        raise InvalidRequestError(
+            f"image {info.name} has no trace to lay it out by",
+            resolution=f"record what it is used for: dsec image trace {info.name} -- COMMAND",
+        )
+    traces = (first, *(trace for trace in shelf.of(info.image_id) if trace.command != first.command))
+    found = {}
+    for place, layer in enumerate(info.layers):
+        path, record = images.stored_layer(layer.digest)
+        read = [extent for trace in traces for extent in _reads(trace, place, layer.digest)]
+        if record.format is LayerFormat.EROFS and read:
+            target = directory / f"{place}.erofs"
+            moves = lay_out(path, target, read)
+            _check(target, layer.digest)
+            found[layer.digest] = LaidOut(LayerFile(target, layer.digest, record.entries), moves)
+    return found
+
+
+def _reads(trace: Trace, place: int, digest: str) -> list[Extent]:
+    if place >= len(trace.layers) or trace.layers[place].digest != digest or trace.layers[place].manifest:
+        return []  # It is about another file of the layer.
+    return [
+        Extent(block * BLOCK_BYTES, blocks * BLOCK_BYTES) for layer, block, blocks, _ in trace.reads if layer == place
+    ]
+
+
+def _check(file: Path, digest: str) -> None:
+    with tempfile.TemporaryDirectory(dir=file.parent) as scratch, erofs.opened(file, Path(scratch)) as root_fd:
+        found, _ = tree_digest(root_fd)
+    if found != digest:
+        raise StateCorruptedError(
+            f"layer {digest} became another one when it was laid out",
+            detail=f"its content has the digest {found}",
+            resolution="publish the image without --trace, and report this",
+        )
+
+
+def moved(trace: Trace, layouts: Mapping[str, LaidOut]) -> Trace:
+    """Return what a trace says of files that were laid out anew."""
+    log = ReadLog([() for _ in trace.layers])
+    for layer, block, blocks, after_ms in trace.reads:
+        layout = layouts.get(trace.layers[layer].digest)
+        runs: Sequence[tuple[int, int]] = [(block, blocks)] if layout is None else layout.moves.of(block, blocks)
+        for start, count in runs:
+            log.add(layer, start * BLOCK_BYTES, count * BLOCK_BYTES, after_ms / 1000)
+    layers = tuple(
+        layer
+        if layer.digest not in layouts
+        else msgspec.structs.replace(layer, size_bytes=layouts[layer.digest].file.path.stat().st_size)
+        for layer in trace.layers
+    )
+    return msgspec.structs.replace(trace, reads=log.reads(), layers=layers)

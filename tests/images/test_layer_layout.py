@@ -1,0 +1,92 @@
+"""Layers laid out by their traces: what is read first lies together, and a damaged file is refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsec.base.errors import InvalidRequestError
+from dsec.images import erofs
+from dsec.images.lazy.erofs_metadata import Extent
+from dsec.images.lazy.layout import lay_out
+
+_BLOCK = 4096
+_CHUNK = 4 << 20
+
+
+def _file(directory: Path, sizes: dict[str, int]) -> Path:
+    chance = random.Random(1)
+    tree = directory / "tree"
+    for name, size in sizes.items():
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(chance.randbytes(size))
+    erofs.make(tree, directory / "layer.erofs")
+    return directory / "layer.erofs"
+
+
+def _place(file: Path, content: bytes) -> int:
+    """Return where a content begins in a file."""
+    start = file.read_bytes().find(content)
+    assert start >= 0
+    assert start % _BLOCK == 0
+    return start
+
+
+@pytest.mark.slow
+def test_what_is_read_first_lies_together_in_that_order(tmp_path: Path) -> None:
+    file = _file(tmp_path, {f"d{number}/large": (3 << 20) + 5000 for number in range(8)})
+    contents = [(tmp_path / f"tree/d{number}/large").read_bytes()[: 1 << 20] for number in range(8)]
+    wanted = [6, 1, 4]
+    # A block in the middle of a file brings the whole of it.
+    first = [Extent(_place(file, contents[number]) + 100 * _BLOCK, _BLOCK) for number in wanted]
+    moves = lay_out(file, tmp_path / "new.erofs", [*first, Extent(1 << 40, _BLOCK), *first])
+    places = [_place(tmp_path / "new.erofs", content) for content in contents]
+    order = sorted(range(8), key=lambda number: places[number])
+    assert order[:3] == wanted
+    assert {places[number] // _CHUNK for number in wanted} <= {0, 1, 2}
+    for number, extent in zip(wanted, first, strict=True):
+        ((target, count),) = moves.of(extent.start // _BLOCK, 1)
+        assert (target * _BLOCK, count) == (places[number] + 100 * _BLOCK, 1)
+
+
+@pytest.mark.slow
+def test_what_is_read_first_begins_with_a_chunk_where_metadata_fills_more_than_one(tmp_path: Path) -> None:
+    small = {f"s{number % 40}/{number}": 3000 for number in range(1600)}
+    file = _file(tmp_path, {**small, "large": 5 << 20})
+    content = (tmp_path / "tree/large").read_bytes()[: 1 << 20]
+    lay_out(file, tmp_path / "new.erofs", [Extent(_place(file, content), _BLOCK)])
+    assert _place(tmp_path / "new.erofs", content) % _CHUNK == 0
+
+
+def test_blocks_that_are_nobody_s_data_have_no_place(tmp_path: Path) -> None:
+    file = _file(tmp_path, {"large": 1 << 20})
+    moves = lay_out(file, tmp_path / "new.erofs", [])
+    assert moves.of(0, 1) == []
+    assert moves.of(1 << 30, 4) == []
+
+
+_made: dict[str, Path] = {}
+
+
+@given(st.data())
+def test_a_damaged_file_is_laid_out_or_refused_but_never_more(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    if not _made:
+        _made["file"] = _file(tmp_path_factory.mktemp("small"), {"a/one": 9000, "b": 100, "c/d/two": 20_000})
+    file = _made["file"]
+    content = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(1024, len(content) - 1))] = data.draw(st.integers(0, 255))
+    damaged = file.with_name("damaged.erofs")
+    damaged.write_bytes(content)
+    try:
+        lay_out(damaged, file.with_name("new.erofs"), [Extent(0, len(content))])
+    except InvalidRequestError:
+        return
+    assert file.with_name("new.erofs").stat().st_size <= len(content) + _BLOCK
