@@ -28,16 +28,22 @@ store_option = click.option(
 @click.argument("name", metavar="IMAGE")
 @store_option
 @click.option("--tag", metavar="NAME", help="What people may pull it by too; it moves if it is there.")
+@click.option("--trace", "by_traces", is_flag=True, help="Lay its layers out by its traces: fewer chunks are read.")
 @json_option
 @pass_options
-def publish(options: Options, name: str, url: str | None, tag: str | None, as_json: bool) -> None:
-    """Put IMAGE into the object store, in chunks, and print the reference by which other hosts pull it."""
+def publish(options: Options, name: str, url: str | None, tag: str | None, by_traces: bool, as_json: bool) -> None:
+    """Put IMAGE into the object store, in chunks, and print the reference by which other hosts pull it.
+
+    Its traces (`dsec image trace`) go with it.
+    """
     from dsec.base.units import format_size
     from dsec.cli.output import note, print_json
     from dsec.images.lazy.sharing import publish_image
 
     with opened_store(options) as images:
-        made = with_objects(options, url, lambda objects: publish_image(images, name, objects, tag=tag, say=note))
+        made = with_objects(
+            options, url, lambda objects: publish_image(images, name, objects, tag=tag, say=note, by_traces=by_traces)
+        )
     if as_json:
         print_json(made)
         return
