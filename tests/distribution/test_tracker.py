@@ -176,6 +176,12 @@ def test_nodes_announce_themselves_to_a_tracker_that_began_anew(swarm: Swarm) ->
     assert swarm.ask("b").peers[0].node == "a"
 
 
+def test_a_tracker_that_began_anew_does_not_send_everybody_to_the_origin(swarm: Swarm) -> None:
+    answers = [swarm.ask(f"unknown-{number}") for number in range(20)]
+    assert sum(answer.origin for answer in answers) == 1
+    assert all(answer.wait_s > 0 for answer in answers if not answer.origin)
+
+
 def test_who_says_nothing_is_forgotten_with_all_that_it_had(swarm: Swarm) -> None:
     swarm.join("a", has=(1,))
     swarm.now_s += swarm.policy.lease_s + 1

@@ -16,6 +16,7 @@ from dsec.sim.shipped import find_scenario, shipped_names
 SMALLEST = {
     "rounds": 'model = "rounds"\nduration = "5 s"\narrivals = { kind = "uniform", rate = "1 /s" }\ntool = "1 s"\n',
     "levels": 'model = "levels"\nduration = "5 s"\narrivals = { kind = "uniform", rate = "1 /s" }\n',
+    "distribution": 'model = "distribution"\nnodes = 4\nimage = "16 MiB"\n',
 }
 
 
@@ -41,7 +42,7 @@ def _drawn(file: ScenarioFile) -> list[str]:
 def test_every_scenario_that_was_promised_is_there() -> None:
     assert {
         "affinity", "bursting", "classes", "collapse", "herd", "job-32k", "losses", "million", "ready-level",
-        "unit-day",
+        "unit-day", "image-peers",
     } <= set(shipped_names())  # fmt: skip
 
 

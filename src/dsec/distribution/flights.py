@@ -61,6 +61,7 @@ class _OfChunk:
     following: dict[str, int] = field(default_factory=dict)
     """How many were told to ask each node for it, and have not got it yet."""
     origins: int = 0
+    strangers: int = 0
 
 
 class Flights:
@@ -101,6 +102,11 @@ class Flights:
         found = self._of_chunk.get(chunk)
         return 0 if found is None else found.origins
 
+    def strangers(self, chunk: str) -> int:
+        """Return how many are fetching a chunk from the origin of whom others cannot get it."""
+        found = self._of_chunk.get(chunk)
+        return 0 if found is None else found.strangers
+
     def open_for(self, chunk: str) -> RandomSet[Flight]:
         """Return the flights that others can be told to wait for."""
         found = self._of_chunk.get(chunk)
@@ -135,8 +141,8 @@ class Flights:
             followers = found.following[flight.parent] = found.following.get(flight.parent, 0) + 1
             if followers >= self._fanout and flight.parent in found.by_node:
                 found.open.discard(found.by_node[flight.parent])
-        elif flight.serves:
-            found.origins += 1
+        else:
+            _count_origin(found, flight, 1)
         self._open(found, flight)
 
     def _open(self, found: _OfChunk, flight: Flight) -> None:
@@ -156,8 +162,8 @@ class Flights:
         self.count -= 1
         if flight.parent:
             self._leave(found, flight.parent)
-        elif flight.serves:
-            found.origins -= 1
+        else:
+            _count_origin(found, flight, -1)
         if not found.by_node:
             del self._of_chunk[flight.chunk]
 
@@ -178,3 +184,10 @@ class Flights:
     def expired(self, now_s: float) -> Iterator[Flight]:
         """Return those that are not believed in any longer."""
         return iter([flight for mine in self._of_node.values() for flight in mine.values() if flight.until_s <= now_s])
+
+
+def _count_origin(found: _OfChunk, flight: Flight, by: int) -> None:
+    if flight.serves:
+        found.origins += by
+    else:
+        found.strangers += by

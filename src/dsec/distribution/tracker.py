@@ -355,7 +355,12 @@ class Tracker:
             ranked = [ranked[0], *(offer for offer in ranked[1:] if not offer.depth)][: self.policy.choice.candidates]
             return self._send_to_peers(question, asker, ranked, now_s)
         allowed = self.policy.grants + (self.policy.extra_grants if question.avoided else 0)
-        if self._flights.origins(question.chunk) < allowed:
+        granted = self._flights.origins(question.chunk)
+        if asker is None:
+            # A tracker that began anew knows nobody, and must not send all of them to the origin at once. They announce
+            # themselves and ask again.
+            granted += self._flights.strangers(question.chunk)
+        if granted < allowed:
             return self._send_to_origin(question, asker, now_s)
         return self._tell_to_wait(question)
 

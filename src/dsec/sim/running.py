@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from dsec.sim.distribution.model import DistributionModel
+from dsec.sim.distribution.scenario import DistributionScenario
 from dsec.sim.fleet.model import FleetModel
 from dsec.sim.fleet.scenario import FleetScenario
 from dsec.sim.levels import LevelsModel, LevelsScenario
@@ -57,6 +59,8 @@ def run(
         return FleetModel(scenario, chosen, directory=directory).run(case, progress)
     if isinstance(scenario, LevelsScenario):
         return LevelsModel(scenario, chosen, directory=directory).run(case)
+    if isinstance(scenario, DistributionScenario):
+        return DistributionModel(scenario, chosen).run(case, progress)
     return RoundsModel(scenario, chosen, directory=directory).run(case)
 
 

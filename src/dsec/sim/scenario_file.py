@@ -18,16 +18,19 @@ from msgspec import Meta
 from dsec.base.errors import InvalidRequestError, NotFoundError
 from dsec.base.toml_source import TomlSource
 from dsec.model.value import Value
+from dsec.sim.distribution.scenario import DistributionScenario
 from dsec.sim.fleet.scenario import FleetScenario
 from dsec.sim.levels import LevelsScenario
 from dsec.sim.reading import read_struct
 from dsec.sim.rounds import RoundsScenario
 
-Scenario = RoundsScenario | FleetScenario | LevelsScenario
-_MODELS: dict[str, type[RoundsScenario] | type[FleetScenario] | type[LevelsScenario]] = {
+Scenario = RoundsScenario | FleetScenario | LevelsScenario | DistributionScenario
+_Kind = type[RoundsScenario] | type[FleetScenario] | type[LevelsScenario] | type[DistributionScenario]
+_MODELS: dict[str, _Kind] = {
     "rounds": RoundsScenario,
     "fleet": FleetScenario,
     "levels": LevelsScenario,
+    "distribution": DistributionScenario,
 }
 _ONLY = ""
 """The name of the case of a scenario that has none."""
@@ -206,9 +209,7 @@ def read_scenario(path: Path) -> ScenarioFile:
     return parse_scenario(path.stem, text, directory=path.parent, where=str(path))
 
 
-def _kind(
-    source: TomlSource, values: dict[str, Any]
-) -> type[RoundsScenario] | type[FleetScenario] | type[LevelsScenario]:
+def _kind(source: TomlSource, values: dict[str, Any]) -> _Kind:
     model = values.pop("model", None)
     if not isinstance(model, str) or model not in _MODELS:
         known = ", ".join(f'"{name}"' for name in _MODELS)

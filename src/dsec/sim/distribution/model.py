@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
 from dsec.distribution.announcer import COMPLETE, Announcer, Held
@@ -30,6 +31,7 @@ from dsec.sim.result import Result
 _LAYER = "f" * 64
 _TICK_S = 1.0
 _LIVES = "one"
+_REPORTED_CHUNKS = 1000
 
 
 class DistributionModel:
@@ -52,6 +54,9 @@ class DistributionModel:
         self.nodes = [self._node(number) for number in range(scenario.nodes)]
         self._by_name = {node.name: node for node in [*self._seeds(), *self.nodes]}
         self._left = scenario.nodes
+        self._progress: Callable[[float], None] | None = None
+        self._expected = scenario.nodes * (scenario.chunks if scenario.all else scenario.first)
+        self._here = 0
 
     # Set-up.
 
@@ -104,9 +109,15 @@ class DistributionModel:
 
     # The run.
 
-    def run(self, case: str = "") -> Result:
-        """Run until every node that lives has what it wants, at most as long as the scenario says."""
+    def run(self, case: str = "", progress: Callable[[float], None] | None = None) -> Result:
+        """Run until every node that lives has what it wants, at most as long as the scenario says.
+
+        Args:
+            case: a name for the result.
+            progress: is told the share of chunks that are there.
+        """
         scenario, calendar = self._scenario, self.calendar
+        self._progress = progress
         for node in self._by_name.values():
             calendar.at(node.start_s, self._start, node)
         for at_s in scenario.troubles.tracker_restarts_s:
@@ -216,6 +227,9 @@ class DistributionModel:
         del node.under_way[chunk]
         node.have.add(chunk)
         node.received_bytes += self._scenario.chunk_bytes
+        self._here += 1
+        if self._progress is not None and not self._here % _REPORTED_CHUNKS:
+            self._progress(self._here / self._expected)
         if chunk in node.first:
             node.first_left -= 1
             if not node.first_left:
