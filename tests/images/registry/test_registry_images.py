@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -38,7 +39,7 @@ from dsec.images.registry.upload import BlobFile, put_manifest, upload_blob
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
-from dsec.testing.faulty_registry import Fault, FaultyRegistry, is_blob, is_manifest, run_faulty_registry
+from dsec.testing.faulty_registry import Fault, FaultyRegistry, is_blob, is_manifest, run_faulty_registry, wait_until
 from dsec.testing.image_suite import make_tree, tree_with_everything
 from dsec.testing.oci_layouts import tar_of, write_layout
 from dsec.testing.registry_server import RegistryServer
@@ -311,6 +312,25 @@ def test_a_pull_that_breaks_off_goes_on_where_it_was(hosts: Hosts, tmp_path: Pat
     pulled = hosts.pull(there, reference)
     assert hosts.proxy.sent_bytes - sent < 3_300_000
     assert pulled.layers == _imported(hosts.host("here"), layout).layers
+    assert list((there.root / "downloads").iterdir()) == []
+
+
+def test_a_pull_that_was_killed_is_gone_on_with(hosts: Hosts, tmp_path: Path) -> None:
+    there, reference = hosts.host("state/images"), hosts.reference()
+    content = os.urandom(3_000_000).hex()
+    layout = write_layout(tmp_path / "layout", [tar_of(a=content)])
+    (layer,) = _push_layout(hosts, layout, reference).layers
+    hosts.proxy.rule = lambda seen: Fault(stall_at=2_000_000) if "range" in seen.headers else None
+    before = hosts.proxy.sent_bytes
+    command = [sys.executable, "-m", "dsec", "--state-dir", str(tmp_path / "state"), "image", "pull", str(reference)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    part = there.root / "downloads" / layer.digest.removeprefix("sha256:")
+    wait_until(lambda: part.exists() and part.stat().st_size >= 1 << 20)
+    process.kill()
+    process.wait()
+    hosts.proxy.rule = lambda seen: None
+    assert hosts.pull(there, reference).layers == _imported(hosts.host("here"), layout).layers
+    assert hosts.proxy.sent_bytes - before < layer.size + 1_500_000
     assert list((there.root / "downloads").iterdir()) == []
 
 

@@ -34,6 +34,7 @@ from dsec.images.registry.download import Downloads, download
 from dsec.images.registry.progress import Meter
 from dsec.images.registry.reference import Reference
 from dsec.images.registry.resolve import FoundImage, find_image
+from dsec.images.registry.together import each
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo
 
@@ -106,27 +107,16 @@ async def _manifests(
     client: RegistryClient, found: FoundImage, document: ImageDocument, descriptors: list[media.Descriptor]
 ) -> list[LayerManifest]:
     """Return the layers' manifests, verified against the document."""
-    made: dict[int, LayerManifest] = {}
-    failures: list[DsecError] = []
-    limiter = anyio.CapacityLimiter(_AT_ONCE)
 
-    async def fetch(number: int) -> None:
-        try:
-            async with limiter:
-                data = await client.document(found.repository, descriptors[number], manifests.MAXIMUM_DOCUMENT_BYTES)
-            layer = document.layers[number]
-            made[number] = manifests.decode(data, found.told, expected=layer.manifest)
-            if made[number].layer != layer.digest:
-                raise media.damaged(found.told, f"manifest {layer.manifest[:12]} is of {made[number].layer}")
-        except DsecError as error:
-            failures.append(error)
+    async def fetch(number: int) -> LayerManifest:
+        data = await client.document(found.repository, descriptors[number], manifests.MAXIMUM_DOCUMENT_BYTES)
+        layer = document.layers[number]
+        made = manifests.decode(data, found.told, expected=layer.manifest)
+        if made.layer != layer.digest:
+            raise media.damaged(found.told, f"manifest {layer.manifest[:12]} is of {made.layer}")
+        return made
 
-    async with anyio.create_task_group() as group:
-        for number in range(len(descriptors)):
-            group.start_soon(fetch, number)
-    if failures:
-        raise failures[0]
-    return [made[number] for number in sorted(made)]
+    return await each(range(len(descriptors)), fetch, at_once=_AT_ONCE)
 
 
 def _check_blob(found: FoundImage, layer: LayerManifest, chunks: media.Descriptor) -> None:

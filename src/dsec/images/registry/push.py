@@ -27,10 +27,14 @@ from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient, digest_of
 from dsec.images.registry.progress import Meter
 from dsec.images.registry.reference import SCHEME, Reference, parse_blob_url
+from dsec.images.registry.together import each
 from dsec.images.registry.upload import BlobFile, has_blob, put_manifest, upload_blob
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
 from dsec.model.value import Value
+
+_LAYERS_AT_ONCE = 2
+"""One is cut into chunks while another is sent."""
 
 
 class PushedImage(Value, frozen=True):
@@ -104,7 +108,7 @@ class _Push:
 
     async def carry_out(self) -> PushedImage:
         info = await anyio.to_thread.run_sync(self._images.get, self._request.name)
-        layers = [await self._layer(layer.digest) for layer in info.layers]
+        layers = await each([layer.digest for layer in info.layers], self._layer, at_once=_LAYERS_AT_ONCE)
         config = _document(info, layers)
         described = await self._put_bytes(media.OUR_CONFIG, config)
         data = _encoded(described, [each for layer in layers for each in layer.descriptors])
