@@ -21,9 +21,7 @@ from dsec.base.errors import (
     StateCorruptedError,
 )
 from dsec.images.durable import try_lock
-from dsec.images.lazy.client import LayerDaemon, end_daemon
 from dsec.images.lazy.conversion import LayerFile, publish
-from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.document import image_key
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.stored import name_of
@@ -33,6 +31,7 @@ from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
 from dsec.stores.objects import ObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.image_hosts import ImageHosts, image_hosts
 from dsec.testing.image_suite import make_tree
 
 pytestmark = pytest.mark.root
@@ -45,43 +44,13 @@ def _run(act: Callable[[], Awaitable[T]]) -> T:
     return anyio.run(act)
 
 
-class Hosts:
-    """An object store, and hosts whose lazy layers come from it."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self.objects = FolderObjectStore(root / "objects")
-        self._stores: list[LocalImageStore] = []
-        self._daemons: list[LayerDaemon] = []
-
-    def host(self, name: str, *, in_use: Callable[[], frozenset[str] | None] = frozenset) -> LocalImageStore:
-        root = self._root / name
-        daemon = LayerDaemon(root / "lazy", DaemonOptions(store_url=self.objects.url))
-        store = LocalImageStore(root, lazy=daemon, layers_in_use=in_use)
-        self._stores.append(store)
-        self._daemons.append(daemon)
-        return store
-
-    def daemon(self) -> LayerDaemon:
-        return self._daemons[-1]
-
-    def close(self) -> None:
-        for store, daemon in zip(self._stores, self._daemons, strict=True):
-            store.close()
-            remove_tree(store.root / "mounts")
-            remove_tree(daemon.root / "mounts")
-            end_daemon(daemon.root)
-            remove_tree(daemon.root)
-
-
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    made = Hosts(tmp_path)
-    yield made
-    made.close()
+def hosts(tmp_path: Path) -> Iterator[ImageHosts]:
+    with image_hosts(tmp_path) as made:
+        yield made
 
 
-def _publish(hosts: Hosts, tmp_path: Path) -> tuple[ImageInfo, str]:
+def _publish(hosts: ImageHosts, tmp_path: Path) -> tuple[ImageInfo, str]:
     here = hosts.host("here")
     layers = [here.add_layer(make_tree(tmp_path / name, **{name: name * 5000})) for name in "ab"]
     info = here.add_image("mine:v1", layers, _CONFIG, source="test")
@@ -93,7 +62,7 @@ def _pull(store: LocalImageStore, reference: str, objects: ObjectStore, name: st
 
 
 @pytest.mark.slow
-def test_a_pulled_image_is_the_published_one_and_its_layers_are_read_lazily(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_pulled_image_is_the_published_one_and_its_layers_are_read_lazily(hosts: ImageHosts, tmp_path: Path) -> None:
     info, reference = _publish(hosts, tmp_path)
     there = hosts.host("there")
     pulled = _pull(there, reference, hosts.objects)
@@ -108,7 +77,7 @@ def test_a_pulled_image_is_the_published_one_and_its_layers_are_read_lazily(host
 
 @pytest.mark.slow
 def test_lazy_layers_are_unmounted_with_their_last_use_and_collected_with_their_last_name(
-    hosts: Hosts, tmp_path: Path
+    hosts: ImageHosts, tmp_path: Path
 ) -> None:
     _, reference = _publish(hosts, tmp_path)
     used: set[str] = set()
@@ -126,7 +95,7 @@ def test_lazy_layers_are_unmounted_with_their_last_use_and_collected_with_their_
 
 
 @pytest.mark.slow
-def test_a_killed_daemon_is_no_matter_to_the_store(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_killed_daemon_is_no_matter_to_the_store(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     used: set[str] = set()
     there = hosts.host("there", in_use=lambda: frozenset(used))
@@ -142,7 +111,7 @@ def test_a_killed_daemon_is_no_matter_to_the_store(hosts: Hosts, tmp_path: Path)
     assert (paths[0] / "a").read_text() == "a" * 5000
 
 
-def test_an_eager_pull_makes_layers_like_those_that_were_made_here(hosts: Hosts, tmp_path: Path) -> None:
+def test_an_eager_pull_makes_layers_like_those_that_were_made_here(hosts: ImageHosts, tmp_path: Path) -> None:
     info, reference = _publish(hosts, tmp_path)
     there = LocalImageStore(tmp_path / "there")
     try:
@@ -155,7 +124,7 @@ def test_an_eager_pull_makes_layers_like_those_that_were_made_here(hosts: Hosts,
         remove_tree(there.root / "mounts")
 
 
-def test_an_eager_pull_of_a_damaged_image_leaves_nothing(hosts: Hosts, tmp_path: Path) -> None:
+def test_an_eager_pull_of_a_damaged_image_leaves_nothing(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     for chunk in (tmp_path / "objects/layers/chunks").rglob("*"):
         if chunk.is_file():
@@ -170,7 +139,7 @@ def test_an_eager_pull_of_a_damaged_image_leaves_nothing(hosts: Hosts, tmp_path:
         there.close()
 
 
-def test_chunks_that_make_another_layer_than_was_said_are_refused(hosts: Hosts, tmp_path: Path) -> None:
+def test_chunks_that_make_another_layer_than_was_said_are_refused(hosts: ImageHosts, tmp_path: Path) -> None:
     here = hosts.host("here")
     digest = here.add_layer(make_tree(tmp_path / "tree", a="1"))
     path, record = here.stored_layer(digest)
@@ -183,7 +152,7 @@ def test_chunks_that_make_another_layer_than_was_said_are_refused(hosts: Hosts, 
         _run(lambda: pull_image(here, "b3:" + name_of(data), hosts.objects, eager=True))
 
 
-def test_a_lazy_layer_says_where_it_comes_from(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_lazy_layer_says_where_it_comes_from(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     there = hosts.host("there")
     digest = _pull(there, reference, hosts.objects).layers[0].digest
@@ -194,13 +163,15 @@ def test_a_lazy_layer_says_where_it_comes_from(hosts: Hosts, tmp_path: Path) -> 
     assert there.stored_layer(digest)[1].origins == (elsewhere.url, hosts.objects.url)
 
 
-def test_publishing_again_sends_nothing(hosts: Hosts, tmp_path: Path) -> None:
+def test_publishing_again_sends_nothing(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     again = _run(lambda: publish_image(hosts.host("here"), "mine:v1", hosts.objects))
     assert (again.reference, again.new_chunks) == (reference, 0)
 
 
-def test_a_pulled_image_can_be_published_where_its_layers_are_and_nowhere_else(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_pulled_image_can_be_published_where_its_layers_are_and_nowhere_else(
+    hosts: ImageHosts, tmp_path: Path
+) -> None:
     _, reference = _publish(hosts, tmp_path)
     there = hosts.host("there")
     _pull(there, reference, hosts.objects, name="other")
@@ -211,7 +182,7 @@ def test_a_pulled_image_can_be_published_where_its_layers_are_and_nowhere_else(h
         _run(lambda: publish_image(there, "other", elsewhere))
 
 
-def test_a_layer_that_is_here_already_stays_as_it_is(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_layer_that_is_here_already_stays_as_it_is(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     here = hosts.host("here")
     pulled = _pull(here, reference, hosts.objects, name="again")
@@ -219,23 +190,23 @@ def test_a_layer_that_is_here_already_stays_as_it_is(hosts: Hosts, tmp_path: Pat
 
 
 @pytest.mark.parametrize("reference", ["b3:", "b3:../../x", "b3:" + "g" * 64])
-def test_what_is_no_reference_is_refused_in_words(hosts: Hosts, reference: str) -> None:
+def test_what_is_no_reference_is_refused_in_words(hosts: ImageHosts, reference: str) -> None:
     with pytest.raises(InvalidRequestError, match="reference"):
         _pull(hosts.host("there"), reference, hosts.objects)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 300])
-def test_what_is_no_tag_either_is_refused_in_words(hosts: Hosts, name: str) -> None:
+def test_what_is_no_tag_either_is_refused_in_words(hosts: ImageHosts, name: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"name|long"):
         _pull(hosts.host("there"), name, hosts.objects)
 
 
-def test_an_image_that_is_not_there_is_said(hosts: Hosts) -> None:
+def test_an_image_that_is_not_there_is_said(hosts: ImageHosts) -> None:
     with pytest.raises(ObjectNotFoundError, match="no image"):
         _pull(hosts.host("there"), "b3:" + "ab" * 32, hosts.objects)
 
 
-def test_a_document_that_was_changed_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_document_that_was_changed_is_refused(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     key = image_key(reference.removeprefix("b3:"))
     document = _run(lambda: hosts.objects.get(key))
@@ -248,7 +219,7 @@ def test_a_document_that_was_changed_is_refused(hosts: Hosts, tmp_path: Path) ->
     "changes",
     [{"layers": []}, {"layers": [{"digest": "sha256:" + "0" * 64, "manifest": "../x"}]}, {"version": 2}, {"more": 1}],
 )
-def test_a_document_that_lies_leaves_nothing(hosts: Hosts, changes: dict[str, Any]) -> None:
+def test_a_document_that_lies_leaves_nothing(hosts: ImageHosts, changes: dict[str, Any]) -> None:
     document = {"version": 1, "name": "x", "config": {}, "source": "", "layers": []} | changes
     data = msgspec.json.encode(document)
     _run(lambda: hosts.objects.put(image_key(name_of(data)), data))
@@ -258,7 +229,7 @@ def test_a_document_that_lies_leaves_nothing(hosts: Hosts, changes: dict[str, An
     assert there.list() == ()
 
 
-def test_a_manifest_of_another_layer_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_manifest_of_another_layer_is_refused(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     document = msgspec.json.decode(_run(lambda: hosts.objects.get(image_key(reference.removeprefix("b3:")))))
     first, second = document["layers"]
@@ -269,7 +240,7 @@ def test_a_manifest_of_another_layer_is_refused(hosts: Hosts, tmp_path: Path) ->
         _pull(hosts.host("there"), "b3:" + name_of(data), hosts.objects)
 
 
-def test_without_a_daemon_a_lazy_layer_says_what_is_missing(hosts: Hosts, tmp_path: Path) -> None:
+def test_without_a_daemon_a_lazy_layer_says_what_is_missing(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     there = LocalImageStore(tmp_path / "there")
     try:
@@ -280,7 +251,7 @@ def test_without_a_daemon_a_lazy_layer_says_what_is_missing(hosts: Hosts, tmp_pa
         there.close()
 
 
-def test_layers_that_are_directories_cannot_be_published(hosts: Hosts, tmp_path: Path) -> None:
+def test_layers_that_are_directories_cannot_be_published(hosts: ImageHosts, tmp_path: Path) -> None:
     store = LocalImageStore(tmp_path / "plain", layer_format=LayerFormat.DIRECTORY)
     try:
         store.add_image("plain", [store.add_layer(make_tree(tmp_path / "t", a="1"))], _CONFIG, source="test")
@@ -290,7 +261,9 @@ def test_layers_that_are_directories_cannot_be_published(hosts: Hosts, tmp_path:
         store.close()
 
 
-def _findings(hosts: Hosts, store: LocalImageStore, *, full: bool = False, repair: bool = False) -> dict[str, Finding]:
+def _findings(
+    hosts: ImageHosts, store: LocalImageStore, *, full: bool = False, repair: bool = False
+) -> dict[str, Finding]:
     async def collect() -> dict[str, Finding]:
         found = verify_image(store, "mine:v1", hosts.objects, hosts.daemon(), full=full, repair=repair)
         return {finding.part: finding async for finding in found}
@@ -299,7 +272,7 @@ def _findings(hosts: Hosts, store: LocalImageStore, *, full: bool = False, repai
 
 
 @pytest.mark.slow
-def test_verification_names_the_layer_that_rotted_on_this_host_and_repairs_it(hosts: Hosts, tmp_path: Path) -> None:
+def test_verification_names_the_layer_that_rotted_here_and_repairs_it(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     there = hosts.host("there")
     pulled = _pull(there, reference, hosts.objects)
@@ -318,7 +291,7 @@ def test_verification_names_the_layer_that_rotted_on_this_host_and_repairs_it(ho
 
 
 @pytest.mark.slow
-def test_full_verification_names_what_the_store_has_lost(hosts: Hosts, tmp_path: Path) -> None:
+def test_full_verification_names_what_the_store_has_lost(hosts: ImageHosts, tmp_path: Path) -> None:
     _, reference = _publish(hosts, tmp_path)
     there = hosts.host("there")
     _pull(there, reference, hosts.objects)
@@ -333,7 +306,7 @@ def test_full_verification_names_what_the_store_has_lost(hosts: Hosts, tmp_path:
     assert found["manifest"].ok
 
 
-def test_verification_of_layers_that_are_here_says_which_hash_it_found(hosts: Hosts, tmp_path: Path) -> None:
+def test_verification_of_layers_that_are_here_says_which_hash_it_found(hosts: ImageHosts, tmp_path: Path) -> None:
     info, _ = _publish(hosts, tmp_path)
     here = hosts.host("here")
     path, _ = here.stored_layer(info.layers[0].digest)
