@@ -45,6 +45,14 @@ async def _pulled(state_dir: Path) -> FolderObjectStore:
     return objects
 
 
+def _wait_kept(lock: Path) -> None:
+    """Wait until a keeper has begun, without asking the daemon, which would begin one."""
+    deadline_s = time.monotonic() + 60
+    while not lock.exists() or not lock.read_text():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
 def _wait_other(daemon: LayerDaemon, keeper: int) -> None:
     """Wait until another keeper has begun, without asking the daemon, which would begin one."""
     lock = daemon.root / "keeper.lock"
@@ -80,6 +88,16 @@ async def test_a_sandbox_of_a_pulled_image_outlives_its_node_and_who_serves_its_
 def _wait_unmounted(daemon: LayerDaemon) -> None:
     while daemon.mounted():
         time.sleep(0.02)
+
+
+async def test_a_node_that_has_lazy_layers_has_them_served_before_anybody_needs_one(state_dir: Path) -> None:
+    objects = await _pulled(state_dir)
+    lock = state_dir / "images/lazy/keeper.lock"
+    async with open_node(NodeSettings(state_dir=str(state_dir), store=objects.url)):
+        await anyio.to_thread.run_sync(_wait_kept, lock)
+    daemon = LayerDaemon(state_dir / "images/lazy", DaemonOptions(store_url=objects.url))
+    assert not daemon.mounted()
+    await anyio.to_thread.run_sync(end_daemon, state_dir / "images/lazy")
 
 
 async def test_layers_go_with_their_last_sandbox_and_come_again_with_the_next(state_dir: Path) -> None:

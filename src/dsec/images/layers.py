@@ -179,6 +179,14 @@ def _sync_file_system(path: Path) -> None:
         run(["sync", "-f", str(path)], package="coreutils")
 
 
+def is_lazy(layer: Path) -> bool:
+    """Whether a stored layer is loaded when touched; False for one that is just going, or damaged."""
+    try:
+        return read_record(layer).format is LayerFormat.LAZY
+    except StateCorruptedError:
+        return False
+
+
 def read_record(layer: Path) -> LayerRecord:
     """Return the record of a stored layer.
 

@@ -117,6 +117,7 @@ class LocalImageStore:
         self._pins = Pins(self.root / "pins")
         self._cache: dict[tuple[str, ...], _CachedMount] = {}
         self._held: set[str] = set()
+        self._lazy_seen = (-1, False)
         self._use = LayerUse()
         lazy.revive()
         used = layers_in_use()
@@ -322,6 +323,13 @@ class LocalImageStore:
         """
         record = self._record(digest)
         return layers.content_path(self._layers / hex_of(digest), record), record
+
+    def has_lazy_layers(self) -> bool:
+        """Whether any stored layer is loaded when touched. Costs a stat(2) while layers neither come nor go."""
+        changed_ns = self._layers.stat().st_mtime_ns
+        if self._lazy_seen[0] != changed_ns:
+            self._lazy_seen = (changed_ns, any(map(layers.is_lazy, self._layers.iterdir())))
+        return self._lazy_seen[1]
 
     def here_bytes(self, digest: str) -> int:
         """Return how much of a stored layer is on this host: of a lazy one what is cached of it. Costs two small reads.

@@ -77,7 +77,7 @@ async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | N
         lazy = lazy_layers(state_dir / "images", daemon_options(settings, store_url, peer_settings(placed, name)))
         images = LocalImageStore(state_dir / "images", layers_in_use=in_use, lazy=lazy)
         stack.callback(images.close)
-        stack.enter_context(looked_after(lazy))
+        stack.enter_context(looked_after(lazy, images.has_lazy_layers))
         store = await anyio.to_thread.run_sync(open_store, store_url)
         stack.push_async_callback(store.aclose)
         parts = NodeParts(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,6 +50,11 @@ _LOG_TAIL_BYTES = 2000
 _END_TIMEOUT_S = 10.0
 LAZY = "lazy"
 """Name of the daemon's directory in an image store."""
+
+
+def _never() -> bool:
+    """Nobody expects anything."""
+    return False
 
 
 class LayerDaemon:
@@ -113,13 +118,15 @@ class LayerDaemon:
         One with peers is kept running for them, whether or not anything is mounted here.
         """
         if self._options.peers is not None:
-            self._stay()
+            self.stay()
         elif (self.root / "keeper.lock").exists() and not self._keeps_lock() and self.mounted():
             with contextlib.suppress(NodeUnavailableError):
                 self.status()
 
-    def _stay(self) -> None:
-        """Ask the daemon something now and then, so that it does not end as one that nobody needs."""
+    def stay(self) -> None:
+        """Have the daemon run although nothing is mounted; called now and then. The first to need a layer would wait
+        for half a second until it has started.
+        """
         if time.monotonic() < self._stay_again_s and self._keeps_lock():
             return
         self._stay_again_s = time.monotonic() + self._options.idle_s / 3
@@ -260,10 +267,15 @@ def lazy_layers(images: Path, options: DaemonOptions) -> LazyLayers:
 
 
 @contextlib.contextmanager
-def looked_after(lazy: LazyLayers, interval_s: float = 2.0) -> Iterator[None]:
+def looked_after(lazy: LazyLayers, is_expected: Callable[[], bool] = _never, interval_s: float = 2.0) -> Iterator[None]:
     """Give who serves lazy layers our options, and revive it whenever it was killed, for the duration of the block.
 
     It is the node that does so: whoever else needs layers takes the daemon as it is.
+
+    Args:
+        lazy: who serves them.
+        is_expected: whether somebody may need one any time, so that it is kept running; called every `interval_s`.
+        interval_s: how often it is looked at.
     """
     ended = threading.Event()
     if isinstance(lazy, LayerDaemon):
@@ -274,6 +286,8 @@ def looked_after(lazy: LazyLayers, interval_s: float = 2.0) -> Iterator[None]:
         while not ended.wait(interval_s):
             with contextlib.suppress(OSError):  # Out of descriptors or memory at the moment: it looks again.
                 lazy.revive()
+                if isinstance(lazy, LayerDaemon) and is_expected():
+                    lazy.stay()
 
     thread = threading.Thread(target=look, name="lazy-layers", daemon=True)
     thread.start()
