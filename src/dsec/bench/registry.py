@@ -151,6 +151,14 @@ BENCHMARKS = (
         sizes=True,
     ),
     Benchmark(
+        "peers",
+        "dsec.bench.peers:bench_peers",
+        "Bring an image to 500 simulated nodes that give each other chunks; beside taking all from the store.",
+        samples=3,
+        counts="simulated nodes",
+        pure=True,
+    ),
+    Benchmark(
         "pause",
         "dsec.bench.pause:bench_pause",
         "Memory that 200 paused sandboxes give back; the first answer of one, beside reading its pages back alone.",
