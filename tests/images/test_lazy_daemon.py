@@ -73,11 +73,18 @@ def _wait_gone(pid: int) -> None:
     raise AssertionError(f"process {pid} goes on")
 
 
+def _kept(daemon: LayerDaemon) -> Answer:
+    """Wait until what was fetched is on the disk, which no read waits for, and return the status then."""
+    while (status := daemon.status()).cached_bytes < status.fetched_bytes:
+        time.sleep(0.01)
+    return status
+
+
 def test_it_starts_when_it_is_needed_and_mounts(daemon: LayerDaemon, published: Published) -> None:
     root = daemon.mount(published.manifest)
     assert (root / "large-1").read_bytes() == published.contents["large-1"]
     assert daemon.mount(published.manifest) == root
-    status = daemon.status()
+    status = _kept(daemon)
     assert status.mounted == (published.manifest,)
     assert 0 < status.fetched_bytes == status.cached_bytes
     assert daemon.unmount(published.manifest)
@@ -134,8 +141,7 @@ def test_when_the_keeper_dies_too_the_next_one_takes_the_mounts_over(daemon: Lay
 def test_what_was_fetched_is_recorded_when_it_is_told_to_end(daemon: LayerDaemon, published: Published) -> None:
     root = daemon.mount(published.manifest)
     assert (root / "large-1").read_bytes() == published.contents["large-1"]
-    while (before := daemon.status()).cached_bytes < before.fetched_bytes:
-        time.sleep(0.01)
+    before = _kept(daemon)
     end_daemon(daemon.root)
     _wait_gone(before.pid)
     with pytest.raises(OSError, match="Input/output"):

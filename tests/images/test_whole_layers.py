@@ -228,25 +228,25 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 import anyio
+from dsec.images.layer_mounts import NoLazyLayers
 from dsec.images.lazy import whole
-from dsec.images.lazy.cached_layer import CachedLayer
 from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.sharing import pull_image
 from dsec.images.store import LocalImageStore
-from dsec.images.layer_mounts import NoLazyLayers
-from dsec.images.lazy import manifest as manifests
 from dsec.stores.objects_folder import FolderObjectStore
-whole._FLUSH_S = 0.0
 root, objects, reference, has_daemon = Path(sys.argv[1]), FolderObjectStore(Path(sys.argv[2])), sys.argv[3], sys.argv[4]
-lazy = LayerDaemon(root / "lazy", DaemonOptions(store_url=objects.url)) if has_daemon == "daemon" else NoLazyLayers()
-(places,) = ([root / "lazy/cache"] if has_daemon == "daemon" else [root / "pulls"],)
+lazy = LayerDaemon(root / "lazy", DaemonOptions(store_url=objects.url)) if has_daemon else NoLazyLayers()
+bring_whole = whole.bring_whole
 
-def progress(here, total):
-    if here and any(b"\\1" in path.read_bytes() for path in places[0].glob("*/present")):
-        os.kill(os.getpid(), signal.SIGKILL)
+def die(here=0, total=0):
+    os.kill(os.getpid(), signal.SIGKILL)
 
-anyio.run(lambda: pull_image(LocalImageStore(root, lazy=lazy), reference, objects, eager=True, progress=progress))
+def recording(fetcher, layer, *, progress):
+    return bring_whole(fetcher, layer, progress=lambda here, total: (layer.flush(), die()))
+
+whole.bring_whole = recording
+anyio.run(lambda: pull_image(LocalImageStore(root, lazy=lazy), reference, objects, eager=True, progress=die))
 """
 
 
