@@ -1,0 +1,26 @@
+"""The simulated half of `peers` reports both ways, and whether the goals are met."""
+
+from __future__ import annotations
+
+from dsec.bench.context import BenchOptions, PureContext
+from dsec.bench.peers import CENTRAL, bench_peers, comparison
+from dsec.bench.progress import Progress
+
+
+async def test_a_few_simulated_nodes_meet_the_goals() -> None:
+    context = PureContext(options=BenchOptions(samples=1, count=6), progress=Progress())
+    report = await bench_peers(context)
+    compared = report.series[0]
+    assert compared["what"] == "6 simulated nodes"
+    assert report.references[CENTRAL].n == report.ours.n == 1
+    assert compared["sent_most_of_mean"] <= 2.0
+    assert {row["case"] for row in report.series[1:]} >= {"central", "peers", "peers, 5 % die"}
+
+
+def test_a_goal_is_met_only_when_both_are() -> None:
+    def met(peers_s: float, most: float) -> bool:
+        return bool(comparison("x", central_s=[9.0], peers_s=[peers_s], sent_most_of_mean=most)["met"])
+
+    assert met(3.0, 2.0)
+    assert not met(3.1, 1.0)
+    assert not met(1.0, 2.1)
