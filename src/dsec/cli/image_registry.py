@@ -24,13 +24,14 @@ T = TypeVar("T")
 @click.command(name="push")
 @click.argument("name", metavar="IMAGE")
 @click.argument("reference", metavar="HOST[:PORT]/REPOSITORY[:TAG]")
+@click.option("--trace", "by_traces", is_flag=True, help="Lay its layers out by its traces: fewer chunks are read.")
 @json_option
 @pass_options
-def push(options: Options, name: str, reference: str, as_json: bool) -> None:
+def push(options: Options, name: str, reference: str, by_traces: bool, as_json: bool) -> None:
     """Put IMAGE into a registry, in chunks, and print the reference by which other hosts pull it.
 
     Any registry that implements the OCI distribution API will do. What it has already is not sent again. Credentials
-    are those of podman or docker: log in with them (`podman login HOST`).
+    are those of podman or docker: log in with them (`podman login HOST`). Its traces (`dsec image trace`) go with it.
     """
     from dsec.base.units import format_size
     from dsec.cli.output import note, print_json
@@ -39,7 +40,7 @@ def push(options: Options, name: str, reference: str, as_json: bool) -> None:
 
     parsed = parse_reference(reference)
     with opened_store(options) as images, showing_progress() as progress:
-        request = PushRequest(name=name, reference=parsed, progress=progress)
+        request = PushRequest(name=name, reference=parsed, by_traces=by_traces, progress=progress)
         made = _with_client(options, parsed.repository.host, lambda client: push_image(images, request, client))
     if as_json:
         print_json(made)

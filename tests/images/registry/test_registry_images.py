@@ -28,6 +28,7 @@ from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
 from dsec.images.lazy.client import LayerDaemon, end_daemon
 from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.traces import Trace, TracedLayer, TraceShelf
 from dsec.images.oci_export import export_oci_layout
 from dsec.images.registry import media
 from dsec.images.registry.client import ClientOptions, RegistryClient, digest_of
@@ -81,8 +82,9 @@ class Hosts:
 
         return anyio.run(run)
 
-    def push(self, store: LocalImageStore, name: str, reference: Reference) -> PushedImage:
-        return self.speak(partial(push_image, store, PushRequest(name=name, reference=reference)))
+    def push(self, store: LocalImageStore, name: str, reference: Reference, *, by_traces: bool = False) -> PushedImage:
+        request = PushRequest(name=name, reference=reference, by_traces=by_traces)
+        return self.speak(partial(push_image, store, request))
 
     def pull(self, store: LocalImageStore, reference: Reference | str, **options: object) -> ImageInfo:
         parsed = parse_reference(reference) if isinstance(reference, str) else reference
@@ -222,6 +224,40 @@ def test_mounts_outlive_a_registry_that_is_away_and_reads_say_so(hosts: Hosts, t
     hosts.proxy.rule = lambda seen: None
     assert len((path / "large").read_text()) == 200_000
     assert "oci://" in (there.root / "lazy/events.jsonl").read_text()
+
+
+def test_traces_go_with_an_image_and_lay_its_layers_out(hosts: Hosts, tmp_path: Path) -> None:
+    here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
+    layer = here.add_layer(make_tree(tmp_path / "tree", **{each: os.urandom(50_000).hex() for each in "abc"}))
+    info = here.add_image("mine:v1", [layer], _CONFIG, source="test")
+    size_bytes = info.layers[0].size_bytes
+    trace = Trace(
+        version=1,
+        image_id=info.image_id,
+        command="python3",
+        argv=("python3",),
+        source="trace",
+        runs=1,
+        recorded_at_s=1.0,
+        layers=(TracedLayer(digest=layer, size_bytes=size_bytes),),
+        reads=((0, size_bytes // 4096 - 2, 1, 0),),
+    )
+    with pytest.raises(InvalidRequestError, match="trace"):
+        hosts.push(here, "mine:v1", reference, by_traces=True)
+    plain = hosts.push(here, "mine:v1", reference)
+    TraceShelf(here.root).put(trace)
+    pushed = hosts.push(here, "mine:v1", reference, by_traces=True)
+    assert pushed.reference != plain.reference
+    hosts.pull(there, reference)
+    (got,) = TraceShelf(there.root).of(info.image_id)
+    assert (got.command, got.layers[0].digest) == ("python3", layer)
+    assert got.reads != trace.reads  # They speak of the file that was laid out anew,
+    assert got.layers[0].manifest == there.stored_layer(layer)[1].manifest  # and say of which.
+    there.verify("mine:v1")
+    other = hosts.host("other")
+    hosts.proxy.rule = lambda seen: Fault(content=b"[]") if "/manifests/traces-" in seen.path else None
+    hosts.pull(other, reference)
+    assert TraceShelf(other.root).of(info.image_id) == ()
 
 
 def test_a_layer_stored_as_a_directory_is_not_pushed(hosts: Hosts, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ ACCEPTED = (OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_INDEX)
 OUR_CONFIG = "application/vnd.dsec.image.v1+json"
 OUR_LAYER_MANIFEST = "application/vnd.dsec.layer.manifest.v1+json"
 OUR_LAYER_CHUNKS = "application/vnd.dsec.layer.chunks.v1"
+OUR_TRACE = "application/vnd.dsec.trace.v1+json"
+EMPTY = "application/vnd.oci.empty.v1+json"
 
 MAXIMUM_MANIFEST_BYTES = 4 * MIB
 """Registries themselves bound manifests so."""
@@ -66,6 +68,7 @@ class Document(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     config: Descriptor | None = None
     layers: list[Descriptor] = []
     manifests: list[Descriptor] | None = None
+    subject: Descriptor | None = None
     annotations: dict[str, str] = {}
 
 

@@ -34,6 +34,7 @@ from dsec.images.registry.download import Downloads, download
 from dsec.images.registry.progress import Meter
 from dsec.images.registry.reference import Reference
 from dsec.images.registry.resolve import FoundImage, find_image
+from dsec.images.registry.shared_traces import pull_traces
 from dsec.images.registry.together import each
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo
@@ -92,7 +93,9 @@ async def _pull_ours(
             if request.eager:
                 await fetch_whole(images, layer, origins=origins, progress=_told(request.progress, layer))
         name, source = request.name or document.name, f"{document.source} ({found.told})"
-        return await anyio.to_thread.run_sync(partial(images.add_image, name, digests, document.config, source=source))
+        made = await anyio.to_thread.run_sync(partial(images.add_image, name, digests, document.config, source=source))
+    await pull_traces(images, made, client, found.repository, found.digest)
+    return made
 
 
 def _pairs(document: ImageDocument, found: FoundImage) -> Iterator[tuple[media.Descriptor, media.Descriptor]]:

@@ -20,13 +20,16 @@ from dsec.images.command import Progress, silent
 from dsec.images.durable import full_disk_reported
 from dsec.images.layers import LayerRecord
 from dsec.images.lazy import manifest as manifests
+from dsec.images.lazy import traces
 from dsec.images.lazy.conversion import LayerFile, convert
 from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, encode_document
+from dsec.images.lazy.laid_out import LaidOut, lay_out_image
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient, digest_of
 from dsec.images.registry.progress import Meter
 from dsec.images.registry.reference import SCHEME, Reference, parse_blob_url
+from dsec.images.registry.shared_traces import known_traces, manifest_of_traces, tag_of_traces
 from dsec.images.registry.together import each
 from dsec.images.registry.upload import BlobFile, has_blob, put_manifest, upload_blob
 from dsec.images.store import LocalImageStore
@@ -60,11 +63,13 @@ class PushRequest:
     Attributes:
         name: of the image here.
         reference: where it goes; its tag moves there.
+        by_traces: lay its layers out so that what its traces name lies together (`dsec.images.lazy.layout`).
         progress: takes lines for people.
     """
 
     name: str
     reference: Reference
+    by_traces: bool = False
     progress: Progress = silent
 
 
@@ -82,7 +87,8 @@ async def push_image(images: LocalImageStore, request: PushRequest, client: Regi
     Raises:
         ImageNotFoundError: no such image.
         CapabilityMissingError: a layer is stored as a directory.
-        InvalidRequestError: a layer is lazy and this registry has not got it; or the reference names a digest.
+        InvalidRequestError: a layer is lazy and this registry has not got it; or the reference names a digest; or it
+            is to be laid out by traces, and there are none.
         HostDiskFullError: no room for a layer's chunks.
         StoreUnavailableError, UnauthorizedError, PermissionDeniedError: as the registry answers. What was sent stays
             there, and is not sent again.
@@ -103,24 +109,42 @@ class _Push:
         self._request = request
         self._client = client
         self._repository = request.reference.repository
+        self._layouts: dict[str, LaidOut] = {}
         self._sent_bytes = 0
         self._present_bytes = 0
 
     async def carry_out(self) -> PushedImage:
         info = await anyio.to_thread.run_sync(self._images.get, self._request.name)
+        with self._images.work_directory() as work:
+            if self._request.by_traces:
+                self._request.progress("laying the layers out by what is read first")
+                self._layouts = await anyio.to_thread.run_sync(lay_out_image, self._images, info, work.path)
+            return await self._put_image(info)
+
+    async def _put_image(self, info: ImageInfo) -> PushedImage:
         layers = await each([layer.digest for layer in info.layers], self._layer, at_once=_LAYERS_AT_ONCE)
-        config = _document(info, layers)
-        described = await self._put_bytes(media.OUR_CONFIG, config)
-        data = _encoded(described, [each for layer in layers for each in layer.descriptors])
+        described = await self._put_bytes(media.OUR_CONFIG, _document(info, layers))
+        data = _encoded(described, [part for layer in layers for part in layer.descriptors])
         reference = self._request.reference
         target = reference.tag or digest_of(data)
         digest = await put_manifest(self._client, self._repository, target, media.OCI_MANIFEST, data)
+        await self._put_traces(info, layers, media.Descriptor(media.OCI_MANIFEST, digest, len(data)))
         return PushedImage(
             reference=str(Reference(repository=self._repository, tag=reference.tag, digest=digest)),
             layers=len(layers),
             sent_bytes=self._sent_bytes,
             present_bytes=self._present_bytes,
         )
+
+    async def _put_traces(self, info: ImageInfo, layers: Sequence[_Layer], image: media.Descriptor) -> None:
+        """Put what is known of the image's reads beside it, in place of what was there."""
+        names = [layer.manifest.id for layer in layers]
+        known = await anyio.to_thread.run_sync(known_traces, self._images, info, names, self._layouts)
+        if not known:
+            return
+        blobs = [await self._put_bytes(media.OUR_TRACE, traces.encode(trace)) for trace in known]
+        data = manifest_of_traces(image, await self._put_bytes(media.EMPTY, b"{}"), blobs)
+        await put_manifest(self._client, self._repository, tag_of_traces(image.digest), media.OCI_MANIFEST, data)
 
     async def _layer(self, digest: str) -> _Layer:
         path, record = await anyio.to_thread.run_sync(self._images.stored_layer, digest)
@@ -134,7 +158,9 @@ class _Push:
         with self._images.work_directory() as work, full_disk_reported(f"cutting layer {digest[7:19]} into chunks"):
             file = work.path / "blob"
             self._request.progress(f"cutting layer {digest[7:19]} into chunks")
-            manifest, blob = await anyio.to_thread.run_sync(_cut, LayerFile.of(path, record), file)
+            layout = self._layouts.get(digest)
+            whole = LayerFile.of(path, record) if layout is None else layout.file
+            manifest, blob = await anyio.to_thread.run_sync(_cut, whole, file)
             chunks = await self._put(media.OUR_LAYER_CHUNKS, blob)
         return _Layer(manifest, (await self._put_bytes(media.OUR_LAYER_MANIFEST, manifest.data), chunks))
 
