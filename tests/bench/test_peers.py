@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import anyio
+
 from dsec.bench.context import BenchOptions, PureContext
 from dsec.bench.peers import CENTRAL, bench_peers, comparison
 from dsec.bench.progress import Progress
 
 
-async def test_a_few_simulated_nodes_meet_the_goals() -> None:
+def test_a_few_simulated_nodes_meet_the_goals() -> None:
     context = PureContext(options=BenchOptions(samples=1, count=6), progress=Progress())
-    report = await bench_peers(context)
+    report = anyio.run(bench_peers, context)
     compared = report.series[0]
     assert compared["what"] == "6 simulated nodes"
     assert report.references[CENTRAL].n == report.ours.n == 1
