@@ -133,16 +133,93 @@ def test_malformed_pax_record_is_an_error(record: bytes) -> None:
     assert [entry.path for entry, _ in entries] == [b"a"]
 
 
-def test_sparse_file_is_refused(tmp_path: Path) -> None:
+SPARSE_WAYS = [["--format=gnu"], ["--format=pax", "--sparse-version=0.1"], ["--format=pax", "--sparse-version=1.0"]]
+
+
+@pytest.mark.parametrize("way", SPARSE_WAYS, ids=lambda way: way[-1].removeprefix("--"))
+@pytest.mark.parametrize(
+    "pieces", [[], [0], [3], list(range(0, 120, 2)), [4, 5, 6, 127]], ids=lambda each: f"{len(each)}"
+)
+def test_sparse_files_are_read_with_their_holes(tmp_path: Path, way: list[str], pieces: list[int]) -> None:
+    size = 1 << 22
     with open(tmp_path / "s", "wb") as file:
-        file.truncate(1 << 22)
-        file.seek(1 << 21)
-        file.write(b"x")
-    for form in ("gnu", "pax"):
-        tar = ["tar", f"--format={form}", "--sparse", "-C", tmp_path, "-c", "s"]
-        data = subprocess.run(tar, capture_output=True, check=True).stdout
-        with pytest.raises(UnsafeArchiveError, match="sparse"):
-            read(data)
+        for piece in pieces:
+            file.seek(piece * 32_768)
+            file.write(bytes([piece + 1]) * 9000)
+        file.truncate(size)
+    (tmp_path / "z").write_bytes(b"behind it")
+    tar = ["tar", *way, "--sparse", "-C", str(tmp_path), "-c", "s", "z"]
+    data = subprocess.run(tar, capture_output=True, check=True).stdout
+    (sparse, content), (behind, rest) = read(data)
+    assert len(data) < size // 2
+    assert (sparse.path, sparse.size_bytes) == (b"s", size)
+    assert content == (tmp_path / "s").read_bytes()
+    assert (behind.path, rest) == (b"z", b"behind it")
+    # Whoever does not want it skips what is stored, and none of the zeros.
+    assert [entry.path for entry in TarReader(io.BytesIO(data))] == [b"s", b"z"]
+
+
+def pax_archive(records: dict[str, str], content: bytes) -> bytes:
+    info = tarfile.TarInfo("s")
+    info.size, info.pax_headers = len(content), records
+    return archive((info, content))
+
+
+@pytest.mark.parametrize(
+    ("records", "content"),
+    [
+        ({"GNU.sparse.size": "9", "GNU.sparse.numblocks": "1"}, b"abc"),
+        ({"GNU.sparse.size": "9", "GNU.sparse.map": "0,3,2,3"}, b"abcdef"),
+        ({"GNU.sparse.size": "9", "GNU.sparse.map": "0,3"}, b"abcdef"),
+        ({"GNU.sparse.size": "9", "GNU.sparse.map": "8,3"}, b"abc"),
+        ({"GNU.sparse.size": "9", "GNU.sparse.map": "0,3,4"}, b"abc"),
+        ({"GNU.sparse.size": "9", "GNU.sparse.map": "0,-3"}, b"abc"),
+        ({"GNU.sparse.size": "x", "GNU.sparse.map": "0,3"}, b"abc"),
+        ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}, b"2\n0\n"),
+        ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}, b"9" * 600),
+        ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}, b"9999999\n" * 99),
+        ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}, b"".ljust(512, b"\n")),
+        ({"GNU.sparse.major": "2", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}, b"0\n".ljust(512, b"\0")),
+    ],
+)
+def test_sparse_maps_that_contradict_themselves_are_refused(records: dict[str, str], content: bytes) -> None:
+    with pytest.raises(UnsafeArchiveError, match="'s' is refused"):
+        read(pax_archive(records, content))
+
+
+def test_old_sparse_maps_that_go_on_for_ever_are_refused() -> None:
+    info = tarfile.TarInfo("s")
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[156:157] = b"S"
+    block[482] = 1
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    longer = bytearray((b"00000000001\0" * 42).ljust(512, b"\0"))
+    longer[504] = 1
+    with pytest.raises(UnsafeArchiveError, match="pieces"):
+        read(bytes(block) + bytes(longer) * 50_000)
+    with pytest.raises(InvalidRequestError, match="ends in the middle"):
+        read(bytes(block) + bytes(longer))
+
+
+def test_extended_headers_that_add_up_without_bound_are_refused() -> None:
+    def header(number: int, kind: bytes) -> bytes:
+        record = b"700000 SCHILY.xattr.user.%d=" % number
+        record = record + b"x" * (700_000 - len(record) - 1) + b"\n"
+        info = tarfile.TarInfo("long")
+        info.type, info.size = kind, len(record)
+        return info.tobuf(tarfile.USTAR_FORMAT) + record.ljust(-(-len(record) // 512) * 512, b"\0")
+
+    for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE):
+        with pytest.raises(UnsafeArchiveError, match="extended headers"):
+            read(header(1, kind) + header(2, kind) + archive((tarfile.TarInfo("a"), b"")))
+
+
+def test_device_numbers_that_do_not_exist_are_refused() -> None:
+    info = tarfile.TarInfo("d")
+    info.type, info.devmajor = tarfile.CHRTYPE, 1 << 40
+    with pytest.raises(UnsafeArchiveError, match="no device"):
+        read(archive((info, b""), kind=tarfile.GNU_FORMAT))
 
 
 @given(data=st.binary(max_size=2048), position=st.integers(0, 3000))

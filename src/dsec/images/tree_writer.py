@@ -33,6 +33,12 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_ID = (1 << 32) - 2
 _SANDBOX_IDS = 65_536
+MAX_NAME_BYTES = 254
+"""One less than Linux takes: mkfs.erofs (1.5) cuts names of 255 bytes, and then does not find them."""
+_XATTR_BYTES = 3 * KIB
+"""Attributes of this length fit wherever attributes do."""
+_HOLE_BYTES = 64 * KIB
+_ZEROS = bytes(1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +90,8 @@ class TreeWriter:
         self._keep_devices = keep_devices
         self._privileged = os.geteuid() == 0
         self._directories: dict[bytes, _Directory] = {b"": _Directory()}
+        self._further: dict[bytes, dict[bytes, bytes]] = {}
+        """Attributes that directories get whatever their entries say, before or after."""
         self._parent_path = b""
         self._parent_fd = -1
         self._bytes = 0
@@ -124,10 +132,12 @@ class TreeWriter:
             raise self._translate(error, entry) from error
 
     def add_xattrs(self, path: bytes, xattrs: Mapping[bytes, bytes]) -> None:
-        """Give a directory further attributes when the tree is completed."""
+        """Give a directory further attributes when the tree is completed. Counts as an entry."""
+        self._count(path)
         clean = self.clean_path(path)
         self._open_parent(clean + b"/." if clean else b".", path)
-        self._directories.setdefault(clean, _Directory()).xattrs.update(xattrs)
+        self._directories.setdefault(clean, _Directory())
+        self._further.setdefault(clean, {}).update(xattrs)
 
     def kind_of(self, path: bytes) -> EntryKind | None:
         """Return what is at `path` now; None when nothing is."""
@@ -149,8 +159,8 @@ class TreeWriter:
             reason = "leads out of the archive with '..'"
         elif b"\0" in path:
             reason = "holds a null byte"
-        elif len(path) > self._limits.path_bytes or any(len(part) > 255 for part in parts):
-            reason = f"is longer than {self._limits.path_bytes} bytes, or a part of it than 255"
+        elif len(path) > self._limits.path_bytes or any(len(part) > MAX_NAME_BYTES for part in parts):
+            reason = f"is longer than {self._limits.path_bytes} bytes, or a part of it than {MAX_NAME_BYTES}"
         elif len(parts) > self._limits.depth:
             reason = f"is deeper than {self._limits.depth} directories"
         if reason:
@@ -158,17 +168,22 @@ class TreeWriter:
         return b"/".join(parts)
 
     def _check(self, entry: Entry) -> bytes:
-        self._entries += 1
         self._bytes += entry.size_bytes
-        if self._entries > self._limits.entries:
-            raise _unsafe(entry.path, f"the archive has more than {self._limits.entries} entries")
+        self._count(entry.path)
         if self._bytes > self._limits.total_bytes:
             raise _unsafe(entry.path, f"the archive unfolds to more than {self._limits.total_bytes} bytes")
         if not (0 <= entry.uid <= _MAX_ID and 0 <= entry.gid <= _MAX_ID):
             raise _unsafe(entry.path, "its owner is not a valid id")
         if sum(len(name) + len(value) for name, value in entry.xattrs.items()) > self._limits.xattr_bytes:
             raise _unsafe(entry.path, f"its attributes are larger than {self._limits.xattr_bytes} bytes")
+        if b"\0" in entry.link or any(b"\0" in name for name in entry.xattrs):
+            raise _unsafe(entry.path, "its link or the name of an attribute holds a null byte")
         return self.clean_path(entry.path)
+
+    def _count(self, path: bytes) -> None:
+        self._entries += 1
+        if self._entries > self._limits.entries:
+            raise _unsafe(path, f"the archive has more than {self._limits.entries} entries")
 
     def _write(self, path: bytes, entry: Entry, content: Iterable[bytes]) -> None:
         if entry.is_device and not (self._keep_devices or entry.is_whiteout):
@@ -190,6 +205,7 @@ class TreeWriter:
             return
         _make_room(parent, name, entry.path)
         self._directories.pop(path, None)
+        self._further.pop(path, None)
         if entry.kind is EntryKind.FILE:
             self._write_file(parent, name, entry, content)
         else:
@@ -208,10 +224,7 @@ class TreeWriter:
     def _write_file(self, parent: int, name: bytes, entry: Entry, content: Iterable[bytes]) -> None:
         fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
         try:
-            for chunk in content:
-                view = memoryview(chunk)
-                while view:
-                    view = view[os.write(fd, view) :]
+            _write_content(fd, content)
             self._own(fd, entry.uid, entry.gid)
             os.fchmod(fd, entry.mode)
             for key, value in self._kept_xattrs(entry):
@@ -270,6 +283,7 @@ class TreeWriter:
     def _step(self, fd: int, part: bytes, walked: bytes, shown: bytes) -> int:
         """Return the descriptor of `part` in `fd` and close `fd`."""
         if _kind_at(fd, part) is None:
+            self._count(shown)
             os.mkdir(part, 0o700, dir_fd=fd)
             self._directories[walked] = _Directory()
         try:
@@ -294,7 +308,7 @@ class TreeWriter:
             fd = os.open(path.rpartition(b"/")[2] or b".", _OPEN_DIRECTORY, dir_fd=parent)
             try:
                 self._own(fd, wanted.uid, wanted.gid)
-                for key, value in wanted.xattrs.items():
+                for key, value in (wanted.xattrs | self._further.get(path, {})).items():
                     self._set_xattr(fd, key, value)
                 os.fchmod(fd, wanted.mode)
                 _set_time(fd, wanted.mtime_s)
@@ -320,6 +334,14 @@ class TreeWriter:
         try:
             os.setxattr(where, name, value, follow_symlinks=isinstance(where, int))
         except OSError as error:
+            if error.errno in (errno.E2BIG, errno.ERANGE) or (
+                error.errno == errno.ENOSPC and len(value) > _XATTR_BYTES
+            ):
+                # ext4 keeps an entry's attributes in one block and says of a larger one that there is no space.
+                raise InvalidRequestError(
+                    f"attribute {_show(name)} has {len(value)} bytes, more than this host's file system keeps",
+                    resolution="make the archive without it, or put the state directory on btrfs or XFS",
+                ) from error
             if error.errno not in (errno.EPERM, errno.ENOTSUP):
                 raise
             self._left_out[f"attributes {name.decode(errors='replace')} refused by the host"] += 1
@@ -332,6 +354,22 @@ class TreeWriter:
                 resolution="free space in the state directory, or remove images (dsec image rm)",
             )
         return InvalidRequestError(f"cannot write {_show(entry.path)} of the archive", detail=str(error))
+
+
+def _write_content(fd: int, content: Iterable[bytes]) -> None:
+    """Write a file's content. Long runs of zeros become holes: an archive that holds few bytes of a large file must not
+    fill the disk while it is read."""
+    ends_in_hole = False
+    for chunk in content:
+        ends_in_hole = len(chunk) >= _HOLE_BYTES and chunk == _ZEROS[: len(chunk)]
+        if ends_in_hole:
+            os.lseek(fd, len(chunk), os.SEEK_CUR)
+            continue
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(fd, view) :]
+    if ends_in_hole:
+        os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR))
 
 
 _NODE_TYPES = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsec.base.errors import InvalidRequestError, PathNotFoundError
+from dsec.images.entries import EntryKind
 from dsec.images.importers.compression import opened_archive
 from dsec.images.importers.directory import import_directory
 from dsec.images.importers.docker_archive import import_docker_archive
@@ -22,6 +23,10 @@ from dsec.model.image import ImageInfo
 
 _PEEKED_ENTRIES = 4096
 """An archive of an image names one of its index files among the first entries, or has nothing but blobs before."""
+
+
+_PACKED_KINDS = (EntryKind.FILE, EntryKind.DIRECTORY, EntryKind.HARD_LINK, EntryKind.SYMBOLIC_LINK)
+"""What an archive of an image consists of. A FIFO would never end when it is read."""
 
 
 class ImportFormat(enum.Enum):
@@ -93,8 +98,10 @@ def _import_packed(store: LocalImageStore, request: ImportRequest, kind: ImportF
         ):
             reader = TarReader(stream)
             for entry in reader:
+                if entry.kind not in _PACKED_KINDS:
+                    continue
                 # Owners and modes in the archive of an image mean nothing; the files are ours.
-                writer.add(replace(entry, uid=0, gid=0, mode=entry.mode | 0o600), reader.content())
+                writer.add(replace(entry, uid=0, gid=0, mode=entry.mode | 0o600, xattrs={}), reader.content())
         return importer(store, replace(request, path=content, source=request.told_source))
 
 

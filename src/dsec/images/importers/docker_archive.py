@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import InvalidRequestError
+from dsec.images.importers.documents import read_document
 from dsec.images.importers.oci_config import OciImageConfig
 from dsec.images.importers.oci_stack import import_stack
 from dsec.images.importers.request import ImportRequest
@@ -32,10 +33,7 @@ def import_docker_archive(store: LocalImageStore, request: ImportRequest) -> Ima
     """
     root = request.path
     image = _choose(root, request)
-    try:
-        config = msgspec.json.decode(_inside(root, image.config).read_bytes(), type=OciImageConfig)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidRequestError(f"{image.config} of the archive is not readable", detail=str(error)) from error
+    config = read_document(_inside(root, image.config), OciImageConfig, f"{image.config[:200]} of the archive")
     diff_ids = config.rootfs.diff_ids
     if not diff_ids or len(diff_ids) != len(image.layers):
         raise InvalidRequestError(f"the archive has {len(image.layers)} layers and {len(diff_ids)} diff ids")
@@ -43,10 +41,7 @@ def import_docker_archive(store: LocalImageStore, request: ImportRequest) -> Ima
 
 
 def _choose(root: Path, request: ImportRequest) -> _ArchivedImage:
-    try:
-        images = msgspec.json.decode((root / "manifest.json").read_bytes(), type=list[_ArchivedImage])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidRequestError("the archive's manifest.json is not readable", detail=str(error)) from error
+    images = read_document(_inside(root, "manifest.json"), list[_ArchivedImage], "the archive's manifest.json")
     wanted = canonical_name(request.name)
     named = [image for image in images if wanted in {tag.removesuffix(":latest") for tag in image.repo_tags or []}]
     chosen = images if len(images) == 1 else named

@@ -124,7 +124,7 @@ def _parsed(labels: dict[str, str], name: str, kind: type[_Kind]) -> _Kind | Non
         return None
     try:
         return msgspec.json.decode(labels[name], type=kind)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidRequestError(
             f"the image's label {name} cannot be read", detail=str(error), resolution="write it as docs/images.md tells"
         ) from error

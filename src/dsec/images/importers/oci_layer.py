@@ -37,6 +37,10 @@ class LayerWriter:
     def add(self, entry: Entry, reader: TarReader) -> None:
         """Write an entry or what its whiteout means."""
         parent, _, name = entry.path.rstrip(b"/").rpartition(b"/")
+        if any(part.startswith(_PREFIX) for part in parent.split(b"/")):
+            raise UnsafeArchiveError(
+                f"the layer's entry {entry.path[:200]!r} is refused: it lies below what its name says is hidden"
+            )
         if name == _OPAQUE:
             self._writer.add_xattrs(parent, self._opaque)
         elif name.startswith(_PREFIX * 2):

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from dsec.base.errors import InvalidRequestError
-from dsec.base.units import MIB
+from dsec.images.importers.documents import read_document
 from dsec.images.importers.oci_config import OciImageConfig
 from dsec.images.importers.oci_layer import check_blob
 from dsec.images.importers.oci_stack import import_stack
@@ -25,7 +25,6 @@ from dsec.model.image import ImageInfo
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REF_NAME = "org.opencontainers.image.ref.name"
 _FULL_NAME = "io.containerd.image.name"
-_MAX_DOCUMENT_BYTES = 8 * MIB
 _MAX_LAYERS = 500
 """What overlayfs stacks at most."""
 
@@ -84,7 +83,7 @@ class _Layout:
 
     def choose(self, name: str) -> _Manifest:
         """Return the manifest of the image `name`, for this machine."""
-        index = _decode(self._root / "index.json", _Manifest)
+        index = read_document(self._root / "index.json", _Manifest)
         candidates = index.manifests or []
         if len(candidates) > 1 and not any(entry.platform for entry in candidates):
             candidates = [entry for entry in candidates if _is_named(entry, name)]
@@ -120,18 +119,7 @@ class _Layout:
 
     def read(self, descriptor: _Descriptor, kind: type[_Document]) -> _Document:
         """Return a verified JSON document."""
-        return _decode(self.blob(descriptor), kind)
-
-
-def _decode(path: Path, kind: type[_Document]) -> _Document:
-    try:
-        if path.stat().st_size > _MAX_DOCUMENT_BYTES:
-            raise InvalidRequestError(f"{path} is larger than {_MAX_DOCUMENT_BYTES} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidRequestError(
-            f"{path} is not a readable document of an image", detail=str(error), resolution="export the image again"
-        ) from error
+        return read_document(self.blob(descriptor), kind)
 
 
 def _is_named(descriptor: _Descriptor, name: str) -> bool:

@@ -3,7 +3,7 @@
 Python's `tarfile` takes a damaged header in the middle for the end of the archive and reads an extended header of any
 length into memory; a reader of images must do neither. Understood are ustar, the GNU extensions for long names and
 big numbers, and pax headers with their ``SCHILY.xattr.*`` attributes. Names and attributes are bytes throughout.
-GNU's several sparse formats are refused.
+Sparse files are those of `dsec.images.importers.sparse`.
 
 Sources: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
 """
@@ -18,6 +18,15 @@ from typing import Protocol
 from dsec.base.errors import InvalidRequestError, UnsafeArchiveError
 from dsec.base.units import MIB
 from dsec.images.entries import Entry, EntryKind
+from dsec.images.importers.sparse import (
+    BadSparseMapError,
+    SparseMap,
+    from_content,
+    from_records,
+    is_sparse,
+    old_gnu,
+    zeros,
+)
 
 BLOCK_BYTES = 512
 _MAX_HEADER_BYTES = MIB
@@ -33,7 +42,10 @@ _KINDS = {
     b"4": EntryKind.BLOCK_DEVICE,
     b"5": EntryKind.DIRECTORY,
     b"6": EntryKind.FIFO,
+    b"S": EntryKind.FILE,
 }
+_MAX_MAJOR, _MAX_MINOR = (1 << 12) - 1, (1 << 20) - 1
+"""Of Linux's device numbers."""
 _XATTR = b"SCHILY.xattr."
 _Pax = dict[bytes, bytes]
 
@@ -61,6 +73,7 @@ class TarReader:
         self._offset = 0
         self._left = 0
         self._padding = 0
+        self._sparse: SparseMap | None = None
         self._global: _Pax = {}
 
     def __iter__(self) -> Iterator[Entry]:
@@ -68,18 +81,35 @@ class TarReader:
             yield entry
 
     def content(self) -> Iterator[bytes]:
-        """Yield what is left of the current file's content."""
-        while self._left:
-            chunk = self._read(min(self._left, MIB))
+        """Yield what is left of the current file's content; of a sparse one, with the zeros that are not stored."""
+        sparse, self._sparse = self._sparse, None
+        end = 0
+        for offset, length in () if sparse is None else sparse.pieces:
+            yield from zeros(offset - end)
+            yield from self._stored(length)
+            end = offset + length
+        if sparse is not None:
+            yield from zeros(sparse.size_bytes - end)
+        yield from self._stored(self._left)
+
+    def _stored(self, count: int) -> Iterator[bytes]:
+        """Yield the next bytes that the archive holds of the current file."""
+        while count:
+            chunk = self._read(min(count, MIB))
+            count -= len(chunk)
             self._left -= len(chunk)
             yield chunk
+
+    def _skip(self) -> None:
+        self._sparse = None  # Nobody wants its zeros.
+        for _ in self.content():
+            pass
 
     def _next(self) -> Entry | None:
         """Return the next entry, with the extended headers before it applied; None at the end of the archive."""
         pax, long_name, long_link = dict(self._global), None, None
         while True:
-            for _ in self.content():
-                pass  # The caller did not want the rest of the last entry.
+            self._skip()  # The caller did not want the rest of the last entry.
             header = self._header()
             if header is None:
                 return None
@@ -94,6 +124,7 @@ class TarReader:
                 long_link = self._extended(header).rstrip(b"\0")
             else:
                 return self._entry(header, pax, long_name, long_link)
+            _check_records(header, pax)
 
     def _header(self) -> _Header | None:
         if self._is_verified and self._at_end():
@@ -125,8 +156,6 @@ class TarReader:
     def _entry(self, header: _Header, pax: _Pax, long_name: bytes | None, long_link: bytes | None) -> Entry:
         path = pax.get(b"path", long_name if long_name is not None else header.name)
         kind = _KINDS.get(header.kind)
-        if header.kind == b"S" or any(key.startswith(b"GNU.sparse") for key in pax):
-            raise _refused(path, "it is a sparse file", "make the archive again without tar's --sparse")
         if kind is None:
             raise _refused(path, f"its type {header.kind!r} is not known", "use a plain tar archive (tar --format=pax)")
         if kind is EntryKind.FILE and path.endswith(b"/"):
@@ -134,6 +163,9 @@ class TarReader:
         # Only files have content; the size that some writers give links and directories means nothing.
         size = _pax_int(pax, b"size", header.size_bytes, path) if kind is EntryKind.FILE else 0
         self._left, self._padding = size, -size % BLOCK_BYTES
+        if kind is EntryKind.FILE and (header.kind == b"S" or is_sparse(pax)):
+            path = pax.get(b"GNU.sparse.name", path)
+            size = self._sparse_size(header, pax, path)
         return Entry(
             path=path,
             kind=kind,
@@ -143,9 +175,23 @@ class TarReader:
             mtime_s=_pax_seconds(pax, header.mtime_s, path),
             size_bytes=size,
             link=pax.get(b"linkpath", long_link if long_link is not None else header.link),
-            device=os.makedev(header.major, header.minor),
+            device=_device(header, path),
             xattrs={key[len(_XATTR) :]: value for key, value in pax.items() if key.startswith(_XATTR)},
         )
+
+    def _sparse_size(self, header: _Header, pax: _Pax, path: bytes) -> int:
+        """Read the map of a sparse file and return the file's size."""
+        try:
+            if header.kind == b"S":
+                found = old_gnu(header.block, self._read, lambda field: _size(field, self._where()))
+            else:
+                found = from_records(pax) or from_content(
+                    pax, lambda count: b"".join(self._stored(min(count, self._left)))
+                )
+            self._sparse = found.checked(self._left)
+        except BadSparseMapError as error:
+            raise _refused(path, str(error), "make the archive again without tar's --sparse") from error
+        return found.size_bytes
 
     def _read(self, size: int) -> bytes:
         """Return exactly `size` bytes."""
@@ -181,6 +227,7 @@ class _Header:
     link: bytes
     major: int
     minor: int
+    block: bytes
 
 
 def _parse_header(block: bytes, offset: int) -> _Header:
@@ -206,6 +253,7 @@ def _parse_header(block: bytes, offset: int) -> _Header:
         link=_text(block[157:257]),
         major=_number(block[329:337], offset) if is_device else 0,
         minor=_number(block[337:345], offset) if is_device else 0,
+        block=block,
     )
 
 
@@ -266,6 +314,21 @@ def _pax_seconds(pax: _Pax, default: int, path: bytes) -> float:
     except ValueError:
         raise _refused(path, f"its mtime is {text[:40]!r}", "make the archive again") from None
     return whole
+
+
+def _device(header: _Header, path: bytes) -> int:
+    if not (0 <= header.major <= _MAX_MAJOR and 0 <= header.minor <= _MAX_MINOR):
+        raise _refused(path, f"there is no device {header.major}:{header.minor}", "make the archive again without it")
+    return os.makedev(header.major, header.minor)
+
+
+def _check_records(header: _Header, pax: _Pax) -> None:
+    """Bound what several extended headers of one entry add up to: each alone is bounded when it is read."""
+    if sum(len(key) + len(value) for key, value in pax.items()) > _MAX_HEADER_BYTES:
+        raise UnsafeArchiveError(
+            f"the archive's entry {header.name[:200]!r} is refused: its extended headers hold more than "
+            f"{_MAX_HEADER_BYTES} bytes"
+        )
 
 
 def _refused(path: bytes, reason: str, resolution: str) -> UnsafeArchiveError:
