@@ -22,10 +22,16 @@ def sync_path(path: Path) -> None:
         os.close(fd)
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, durably: bool = True) -> None:
     """Replace `path` by `data`: temporary file, fsync, rename, fsync of the directory.
 
     Temporary names begin with a dot, so that readers of the directory can pass over what a crash left.
+
+    Args:
+        path: the file.
+        data: its new content.
+        mode: its mode.
+        durably: wait for the disk. Otherwise a loss of power may leave an empty file, or none, and no kill does.
     """
     temporary = path.with_name(f".{secrets.token_hex(6)}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -33,12 +39,14 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durably:
+                os.fsync(file.fileno())
         temporary.rename(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    sync_path(path.parent)
+    if durably:
+        sync_path(path.parent)
 
 
 @contextmanager

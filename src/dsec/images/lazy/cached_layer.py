@@ -15,6 +15,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,8 @@ class CachedLayer:
         self.manifest = manifest
         self._lock = threading.Lock()
         self._starts = [extent.start for extent in manifest.metadata]
+        self._packed_starts = [0, *accumulate(extent.length for extent in manifest.metadata)]
+        self._packed = b""
         self._data = os.open(directory / DATA, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._record = os.open(directory / PRESENT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # Byte 0 is the metadata's, so that its number, one less than a chunk's, is its place as well.
@@ -61,7 +64,8 @@ class CachedLayer:
     def create(cls, directory: Path, manifest: LayerManifest) -> CachedLayer:
         """Make a layer of which nothing is there yet, in a directory that is made too."""
         directory.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(directory / MANIFEST, manifest.data)
+        # A mount waits for this, and a layer that a loss of power leaves without its manifest is begun again.
+        write_atomically(directory / MANIFEST, manifest.data, durably=False)
         return cls(directory, manifest)
 
     @classmethod
@@ -83,7 +87,7 @@ class CachedLayer:
             return
         self.origins = tuple(origins)
         with contextlib.suppress(OSError):
-            write_atomically(self.directory / ORIGINS, msgspec.json.encode(self.origins))
+            write_atomically(self.directory / ORIGINS, msgspec.json.encode(self.origins), durably=False)
 
     @property
     def path(self) -> Path:
@@ -121,14 +125,31 @@ class CachedLayer:
 
     def needed(self, start: int, length: int) -> range:
         """Return the numbers of the chunks that a read of a range needs; none where the metadata answers it."""
-        if METADATA in self._there and self._is_metadata(start, length):
-            return range(0)
-        return self.manifest.positions(start, length)
+        is_metadata = self._extent_of(start, length) is not None
+        return range(0) if is_metadata and self._has_metadata() else self.manifest.positions(start, length)
+
+    def _has_metadata(self) -> bool:
+        return METADATA in self._there or bool(self._packed)
+
+    def show_packed(self, content: bytes) -> None:
+        """Let `packed` answer from the verified metadata until it is on the disk; empty: from now on it does not."""
+        self._packed = content
+
+    def packed(self, start: int, length: int) -> memoryview | None:
+        """Return a range of the metadata from memory, if it is there at the moment."""
+        content = self._packed
+        if not content or (place := self._extent_of(start, length)) is None:
+            return None
+        begin = self._packed_starts[place] + start - self._starts[place]
+        return memoryview(content)[begin : begin + length]
 
     def missing(self, start: int, length: int) -> list[int]:
         """Return the numbers of the chunks that must come before a range can be read; none if all of it is there."""
         with self._lock:
-            return [position for position in self.needed(start, length) if position not in self._there]
+            # On the disk: what is in memory only may be gone when it is to be read.
+            if METADATA in self._there and self._extent_of(start, length) is not None:
+                return []
+            return [position for position in self.manifest.positions(start, length) if position not in self._there]
 
     def read(self, start: int, length: int) -> bytes:
         """Return a range of which nothing is missing."""
@@ -192,15 +213,18 @@ class CachedLayer:
                 return
             yield position
 
-    def verify(self) -> tuple[int, list[int]]:
-        """Read every chunk that is there, and forget those that are not what their names say.
+    def verify(self, places: range | None = None) -> tuple[int, list[int]]:
+        """Read the chunks that are there, and forget those that are not what their names say.
+
+        Args:
+            places: numbers of those to look at; None: all.
 
         Returns:
             How many were read, and the numbers of those that were forgotten.
         """
         # What the disk has counts, which is what the kernel reads, not what is still in the page cache of the file.
         os.posix_fadvise(self._data, 0, 0, os.POSIX_FADV_DONTNEED)
-        there = self.positions()
+        there = [place for place in self.positions() if places is None or place in places]
         bad = [position for position in there if not self._is_sound(position)]
         self._forget(bad)
         return len(there), bad
@@ -248,10 +272,11 @@ class CachedLayer:
         manifest = self.manifest
         return manifest.metadata_bytes if position == METADATA else manifest.chunks[position].content_bytes
 
-    def _is_metadata(self, start: int, length: int) -> bool:
-        """Whether a range lies in one extent of the metadata; they are merged, so that it can lie in no two."""
+    def _extent_of(self, start: int, length: int) -> int | None:
+        """Return the number of the extent of the metadata in which a range lies; they are merged, so that it can lie in
+        no two."""
         place = bisect_right(self._starts, start) - 1
-        return place >= 0 and start + length <= self.manifest.metadata[place].end
+        return place if place >= 0 and start + length <= self.manifest.metadata[place].end else None
 
     def _scatter(self, content: bytes) -> None:
         """Write packed metadata to its places."""

@@ -276,7 +276,8 @@ class _Door:
         return self._about_reads(request)
 
     def _verified(self, request: Verify) -> Answer:
-        checked, bad = self._mounts.verify(request.manifest)
+        places = range(request.first, request.first + request.count)
+        checked, bad = self._mounts.verify(request.manifest, places)
         if bad:
             try:
                 if request.repair:
@@ -284,7 +285,8 @@ class _Door:
                     self._server.flush()
             finally:
                 self._mounts.evict(request.manifest, bad)
-        return Answer(pieces=checked, bad=tuple(bad))
+        is_all = places.stop >= len(self._server.layer(request.manifest).manifest.chunks)
+        return Answer(pieces=checked, bad=tuple(bad), done=is_all)
 
     def _brought(self, request: Bring) -> Answer:
         file = Path(request.file) if request.file else None
@@ -308,6 +310,7 @@ class _Door:
         return Answer(uses=tuple(use for use in uses if use is not None), progress=progress)
 
     def _status(self) -> Answer:
+        self._server.settle()
         return Answer(
             mounted=tuple(sorted(self._mounts.mounted())),
             fetched_bytes=self._server.fetched_bytes,

@@ -154,9 +154,25 @@ class Fetcher:
             return _assembled(layer, start, length, contents)
         return await anyio.to_thread.run_sync(_assembled, layer, start, length, contents)
 
+    def order(self, layer: CachedLayer) -> Sequence[int]:
+        """Return the numbers of a layer's chunks, in the order in which to bring them when all are wanted."""
+        neighbours = self.neighbours
+        return range(len(layer.manifest.chunks)) if neighbours is None else neighbours.order(layer.manifest.chunks)
+
     async def bring(self, layer: CachedLayer, positions: Sequence[int]) -> None:
-        """Fetch those of the chunks, or `METADATA`, that are missing. Raises as `read`."""
+        """Fetch those of the chunks, or `METADATA`, that are missing, and have them on the disk. Raises as `read`."""
         await self._kept(layer, [position for position in positions if not layer.has(position)])
+
+    async def bring_metadata(self, layer: CachedLayer) -> None:
+        """Fetch the metadata if it is missing, to the disk or at least to `CachedLayer.packed`. Raises as `read`."""
+        if not layer.has(METADATA):
+            await self._come(layer, [METADATA])
+
+    async def settled(self) -> None:
+        """Wait until what has come is on the disk, or cannot be."""
+        for fetch in list(self._under_way.values()):
+            if fetch.come.is_set():
+                await fetch.kept.wait()
 
     async def bring_ahead(self, layer: CachedLayer, position: int) -> bool:
         """Fetch a chunk that nobody asked for, and return whether it is kept. Raises as `read`."""
@@ -206,6 +222,8 @@ class Fetcher:
                 is_unkept = key in self._unkept
                 fetch.content = self._unkept[key] if is_unkept else await self._obtain(layer, position)
                 fetch.error = None
+                if position == METADATA:
+                    layer.show_packed(fetch.content)
                 fetch.come.set()
                 if is_unkept:
                     self._unkept.move_to_end(key)
@@ -217,6 +235,8 @@ class Fetcher:
             # This is the supervisor of fetches: what one meets, known to us or not, must not end the others.
             fetch.error = StoreUnavailableError(f"fetching a chunk failed: {error!r}", resolution="report this")
         finally:
+            if position == METADATA:
+                layer.show_packed(b"")
             del self._under_way[(layer.manifest.id, position)]
             fetch.come.set()
             fetch.kept.set()

@@ -29,7 +29,7 @@ from dsec.images.layer_mounts import Brought
 from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy.bringing import bring_whole, no_room
 from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.cached_layer import CachedLayer
 from dsec.images.lazy.daemon_wire import Prefetch
 from dsec.images.lazy.fetching import Fetcher, LayerEvent, LayerEventKind, layer_event, open_fetcher
 from dsec.images.lazy.manifest import LayerManifest
@@ -172,7 +172,7 @@ class LayerServer:
                 self._touched[manifest.id] = self._touches.of(manifest)
                 layer = self._layers[manifest.id] = self.cache.hold(manifest)
             layer.keep_origins(origins)
-        self._portal.call(self._fetcher.bring, layer, [METADATA])
+        self._portal.call(self._fetcher.bring_metadata, layer)
         return self.mount.target / manifest.id
 
     def manifest(self, manifest_id: str, *, origins: Sequence[str] = (), file: Path | None = None) -> LayerManifest:
@@ -269,6 +269,7 @@ class LayerServer:
         manifest = self.cache.manifest(manifest_id)
         if manifest is None:
             return None
+        self.settle()
         use = self._touches.of(manifest).use()
         held_bytes, is_complete = self.cache.held(manifest_id)
         return msgspec.structs.replace(use, cached_bytes=held_bytes, is_complete=is_complete)
@@ -301,7 +302,9 @@ class LayerServer:
         touched = self._touched.get(request.name)
         if touched is not None:
             touched.read(layer.needed(request.start, request.length))
-        if layer.missing(request.start, request.length):
+        if (data := layer.packed(request.start, request.length)) is not None:
+            request.answer(data)
+        elif layer.missing(request.start, request.length):
             self._portal.start_task_soon(self._fetch_and_answer, layer, request)
         else:
             self._answer(layer, request)
@@ -337,10 +340,18 @@ class LayerServer:
 
     def _flush_now_and_then(self) -> None:
         while not self._stopping.wait(self._options.flush_interval_s):
-            self.flush()
+            self._record()
+
+    def settle(self) -> None:
+        """Wait until what has come is on the disk, or cannot be."""
+        self._portal.call(self._fetcher.settled)
 
     def flush(self) -> None:
         """Record what was fetched, and call `on_complete` for layers that are complete by it."""
+        self.settle()
+        self._record()
+
+    def _record(self) -> None:
         try:
             self.cache.flush()
         except OSError:
