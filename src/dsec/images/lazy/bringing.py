@@ -16,6 +16,9 @@ Progress = Callable[[int, int], None]
 """Takes bytes that are here, and bytes in all."""
 _AT_ONCE = FETCHES_AT_ONCE * 3 // 4
 """The rest is for those who read meanwhile."""
+_AT_ONCE_WITH_PEERS = 3
+"""Others wait for what a node fetches from an origin. Many at a time would share its link and all come late, and until
+then nobody would have anything to give."""
 
 
 def untold(here_bytes: int, total_bytes: int) -> None:
@@ -43,7 +46,7 @@ async def bring_whole(
     Raises:
         DsecError: a chunk cannot be had; see `fetch_verified`.
     """
-    missing = (position for position in range(len(layer.manifest.chunks)) if not layer.has(position))
+    missing = (position for position in fetcher.order(layer) if not layer.has(position))
     failures: list[DsecError] = []
     has_room = True
 
@@ -61,7 +64,7 @@ async def bring_whole(
 
     with anyio.move_on_after(within_s):
         async with anyio.create_task_group() as group:
-            for _ in range(_AT_ONCE):
+            for _ in range(_AT_ONCE if fetcher.neighbours is None else _AT_ONCE_WITH_PEERS):
                 group.start_soon(work)
     if failures:
         raise failures[0]

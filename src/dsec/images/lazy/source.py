@@ -63,6 +63,11 @@ class Neighbours(Protocol):
     def failed(self, ref: ChunkRef) -> None:
         """Take notice that a chunk did not come."""
 
+    def order(self, chunks: Sequence[ChunkRef]) -> Sequence[int]:
+        """Return the numbers of a layer's chunks in an order of this node's own: nodes that all begin with the first
+        have nothing to give to each other.
+        """
+
     def report(self) -> PeersReport:
         """Say what was taken from them and given to them. May be called from any thread."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import msgspec
 
 from dsec.base.errors import StateCorruptedError
 from dsec.base.secret_file import read_secret
+from dsec.distribution.order import spread
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import METADATA, CachedLayer
 from dsec.images.lazy.fetching import LayerEvent, LayerEventKind, OnEvent
@@ -42,6 +43,12 @@ class PeerSide:
         self._peers = peers
         self._seeding = seeding
         self._announcing = announcing
+
+    def order(self, chunks: Sequence[ChunkRef]) -> Sequence[int]:
+        numbers: dict[str, list[int]] = {}
+        for number, ref in enumerate(chunks):
+            numbers.setdefault(ref.id, []).append(number)
+        return [number for name in spread(numbers, self._node) for number in numbers[name]]
 
     def report(self) -> PeersReport:
         """Say what was taken and given. May be called from any thread."""
