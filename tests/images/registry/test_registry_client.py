@@ -10,6 +10,8 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dsec.base.errors import (
     DsecError,
@@ -339,6 +341,77 @@ async def test_whoever_has_no_name_may_read_where_all_may_and_write_nowhere(
     assert "podman login" in caught.value.resolution
     for client in (known, nobody, liar):
         await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("realm", "fault"),
+    [
+        ("http://{host}/token", Fault(content=b'{"token": "a\\nX-Evil: b"}')),
+        ("http://{host}/token", Fault(content=b'{"token": ""}')),
+        ("http://{host}/token", Fault(content=b"[]")),
+        ("http://{host}/token", Fault(is_endless=True)),
+        ("http://{host}/token", Fault(status=500)),
+        ("http://{host}/token", Fault(status=302, headers={"Location": "http://{host}/other"})),
+        ("ftp://{host}/token", Fault()),
+        ("/token", Fault()),
+        ("http://[", Fault()),
+        ("http://user:password@{host}/token", Fault()),
+    ],
+    ids=range(10),
+)
+async def test_who_gives_tokens_and_lies_is_left(
+    client: RegistryClient, repository: Repository, faulty: FaultyRegistry, realm: str, fault: Fault
+) -> None:
+    challenge = {"WWW-Authenticate": f'Bearer realm="{realm.format(host=faulty.host)}",service="x"'}
+    faulty.rule = lambda seen: fault if "/token" in seen.path else Fault(status=401, headers=challenge)
+    with pytest.raises((StoreUnavailableError, UnauthorizedError)):
+        await read_range(client, repository, DIGEST, 0, 10)
+
+
+_faults = st.lists(
+    st.none()
+    | st.builds(Fault, cut_at=st.integers(0, 200_000))
+    | st.builds(Fault, status=st.sampled_from([408, 429, 500, 503]))
+    | st.builds(Fault, length=st.integers(0, 400_000))
+    | st.builds(Fault, ignores_range=st.just(True), cut_at=st.none() | st.integers(0, 300_000))
+    | st.builds(Fault, headers=st.sampled_from([{"Content-Range": "bytes 0-1/2"}, {"Retry-After": "0"}]))
+    | st.builds(Fault, cut_first=st.just(True)),
+    max_size=6,
+)
+
+
+@pytest.mark.slow
+def test_whatever_a_registry_does_a_range_is_right_or_an_error(registry: RegistryServer, tmp_path: Path) -> None:
+    with run_faulty_registry(registry.host) as proxy:
+        pauses, repository = Pauses(), Repository(host=proxy.host, path=f"tests/{os.urandom(8).hex()}")
+        options = ClientOptions(
+            backoff=Backoff(tries=4), timeouts=Timeouts(stall_s=1), sleep=pauses.sleep, now_s=pauses.now_s
+        )
+
+        async def got(start: int, length: int) -> bytes | None:
+            client = RegistryClient(proxy.host, options)
+            try:
+                return await read_range(client, repository, DIGEST, start, length)
+            except StoreUnavailableError:
+                return None
+            finally:
+                await client.aclose()
+
+        async def put() -> None:
+            client = RegistryClient(proxy.host, options)
+            await upload_blob(client, repository, _file(tmp_path, CONTENT))
+            await client.aclose()
+
+        anyio.run(put)
+
+        @settings(max_examples=40)
+        @given(_faults, st.integers(0, 299_999), st.integers(1, 300_000))
+        def check(faults: list[Fault | None], start: int, length: int) -> None:
+            length = min(length, len(CONTENT) - start)
+            proxy.fail_once(is_blob, *(fault or Fault() for fault in faults))
+            assert anyio.run(got, start, length) in (None, CONTENT[start : start + length])
+
+        check()
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import pytest
 
 from dsec.base.errors import (
     CapabilityMissingError,
+    HostDiskFullError,
     ImageNotFoundError,
     InvalidRequestError,
     ObjectNotFoundError,
@@ -393,6 +394,23 @@ def test_a_layer_that_lies_is_refused_and_nothing_of_the_image_is_kept(hosts: Ho
         hosts.pull(there, reference)
     assert there.list() == ()
     assert list((there.root / "layers").iterdir()) == []
+
+
+def test_a_full_disk_is_said_and_nothing_fills_it_further(hosts: Hosts, tmp_path: Path) -> None:
+    reference, small = hosts.reference(), tmp_path / "small"
+    layout = write_layout(tmp_path / "layout", [tar_of(a=os.urandom(2_000_000).hex())])
+    _push_layout(hosts, layout, reference)
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], check=True)
+    try:
+        there = LocalImageStore(small / "images")
+        with pytest.raises(HostDiskFullError):
+            hosts.pull(there, reference)
+        assert sum(path.stat().st_size for path in (there.root / "downloads").iterdir()) == 0
+        assert list((there.root / "staging").iterdir()) == []
+        there.close()
+    finally:
+        subprocess.run(["umount", small], check=True)
 
 
 def test_an_image_for_many_machines_is_pulled_for_this_one(hosts: Hosts, tmp_path: Path) -> None:

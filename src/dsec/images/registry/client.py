@@ -28,6 +28,8 @@ from dsec.images.registry.http import Content, RegistryFailedError, RegistryHttp
 from dsec.images.registry.reference import Reference, Repository, is_digest
 from dsec.images.registry.retrying import RETRIED_STATUSES, Backoff
 
+_MAXIMUM_DIGITS = 15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
@@ -259,12 +261,17 @@ class RegistryClient:
             async with self.answered(ask) as response:
                 if response.status == 404:
                     return None
-                length = response.header("content-length") or ""
-                return int(length) if length.isascii() and length.isdigit() else -1
+                return number_in(response.header("content-length"), otherwise=-1)
 
 
 def _time_left_s() -> float:
     return anyio.current_effective_deadline() - anyio.current_time()
+
+
+def number_in(header: str | None, *, otherwise: int) -> int:
+    """Return the number that a header of a registry's is, unless it is none, or none that counts bytes."""
+    found = (header or "").strip()
+    return int(found) if found.isascii() and found.isdigit() and len(found) <= _MAXIMUM_DIGITS else otherwise
 
 
 def digest_of(data: bytes) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from dsec.base.errors import StateCorruptedError
+from dsec.base.errors import HostDiskFullError, StateCorruptedError
 from dsec.base.units import MIB
 from dsec.images.durable import full_disk_reported, try_lock
 from dsec.images.registry.blobs import resumed
@@ -110,35 +110,48 @@ async def download(
         ObjectNotFoundError, StoreUnavailableError, UnauthorizedError, PermissionDeniedError: as the registry answers;
             what came stays for the next try.
     """
-    with full_disk_reported(f"downloading {descriptor.digest[:19]}"):
-        for is_last in (False, True):
-            download = _Download(path, descriptor, on_bytes)
-            began_at = await anyio.to_thread.run_sync(download.begin)
-            try:
-                with reported():
-                    async for piece in resumed(
-                        client,
-                        repository,
-                        descriptor.digest,
-                        began_at,
-                        descriptor.size,
-                        maximum_skipped_bytes=descriptor.size,
-                    ):
-                        await download.add(piece)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(download.end)
-            if download.is_verified:
-                return
-            on_bytes(-descriptor.size)
-            path.write_bytes(b"")
-            # What was here before may have been what was wrong: a crash can leave bytes that were never written.
-            if is_last or began_at == 0:
-                break
+    try:
+        with full_disk_reported(f"downloading {descriptor.digest[:19]}"):
+            for is_last in (False, True):
+                began_at, is_verified = await _tried(client, repository, descriptor, path, on_bytes)
+                if is_verified:
+                    return
+                on_bytes(-descriptor.size)
+                path.write_bytes(b"")
+                # What was here before may have been what was wrong: a crash can leave bytes that were never written.
+                if is_last or began_at == 0:
+                    break
+    except HostDiskFullError:
+        os.truncate(path, 0)  # What is full needs room more than the next pull needs a beginning.
+        raise
     raise StateCorruptedError(
         f"{repository.host} gave other bytes than {descriptor.digest} in {repository.path}",
         resolution="push the image again; if it stays so, do not trust this registry",
     )
+
+
+async def _tried(
+    client: RegistryClient, repository: Repository, descriptor: Descriptor, path: Path, on_bytes: OnBytes
+) -> tuple[int, bool]:
+    """Complete a file; return how much of it was here, and whether it is the blob."""
+    download = _Download(path, descriptor, on_bytes)
+    began_at = await anyio.to_thread.run_sync(download.begin)
+    pieces = resumed(
+        client,
+        repository,
+        descriptor.digest,
+        began_at,
+        descriptor.size,
+        maximum_skipped_bytes=descriptor.size,
+    )
+    try:
+        with reported():
+            async for piece in pieces:
+                await download.add(piece)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(download.end)
+    return began_at, download.is_verified
 
 
 class _Download:

@@ -18,11 +18,13 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from dsec.base.errors import DsecError, InvalidRequestError
+from dsec.base.errors import DsecError, InvalidRequestError, UnsafeArchiveError
+from dsec.base.units import MIB, format_size
 from dsec.images.command import Progress, silent
 from dsec.images.importers.oci_config import OciImageConfig
 from dsec.images.importers.oci_stack import import_stack
 from dsec.images.importers.request import ImportRequest
+from dsec.images.importers.rootfs_tar import stream_limit
 from dsec.images.layers import hex_of
 from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy.document import MAXIMUM_DOCUMENT_BYTES, ImageDocument, decode_document, reference_of
@@ -41,6 +43,8 @@ from dsec.model.image import ImageInfo
 
 _AT_ONCE = 4
 """Transfers: more of them seldom bring more, and cost a registry."""
+_MAXIMUM_MANIFESTS_BYTES = 128 * MIB
+"""Of all layers' manifests together: they stand in our memory. An image of a tebibyte has a sixth of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,8 @@ async def _manifests(
     client: RegistryClient, found: FoundImage, document: ImageDocument, descriptors: list[media.Descriptor]
 ) -> list[LayerManifest]:
     """Return the layers' manifests, verified against the document."""
+    if (total_bytes := sum(descriptor.size for descriptor in descriptors)) > _MAXIMUM_MANIFESTS_BYTES:
+        raise media.damaged(found.told, f"the manifests of its layers would have {total_bytes} bytes")
 
     async def fetch(number: int) -> LayerManifest:
         data = await client.document(found.repository, descriptors[number], manifests.MAXIMUM_DOCUMENT_BYTES)
@@ -151,6 +157,12 @@ class _OrdinaryPull:
         self._limiter = anyio.CapacityLimiter(_AT_ONCE)
         self._meter = Meter("downloading", sum(layer.size for layer in found.layers), request.progress)
         self._blobs: dict[str, _Blob] = {}
+        self._import_request = ImportRequest(
+            path=Path(str(request.reference)),
+            name=request.name or _default_name(request.reference, found.digest),
+            progress=request.progress,
+            source=found.told,
+        )
 
     async def carry_out(self) -> ImageInfo:
         """Pull; whoever pulls the same image at the same time waits, and then finds its layers here."""
@@ -175,15 +187,15 @@ class _OrdinaryPull:
                 f"{self._found.told} has {len(self._found.layers)} layers and {len(config.rootfs.diff_ids)} diff ids",
                 resolution="push the image again",
             )
+        for layer in self._found.layers:
+            if layer.size > stream_limit(self._import_request):
+                raise UnsafeArchiveError(
+                    f"layer {layer.digest[:19]} of {self._found.told} has {format_size(layer.size)}",
+                    resolution="make a smaller image; one this large is taken for an attack on the disk",
+                )
         return config
 
     async def _import(self, config: OciImageConfig) -> ImageInfo:
-        request = ImportRequest(
-            path=Path(str(self._request.reference)),
-            name=self._request.name or _default_name(self._request.reference, self._found.digest),
-            progress=self._request.progress,
-            source=self._found.told,
-        )
         layers, diff_ids = self._found.layers, config.rootfs.diff_ids
         with self._images.work_directory() as work:
             async with anyio.create_task_group() as group:
@@ -199,7 +211,11 @@ class _OrdinaryPull:
                     return await self._blobs[layers[number].digest].ready()
 
                 made = await _threaded(
-                    import_stack, self._images, request, config, lambda number: anyio.from_thread.run(want, number)
+                    import_stack,
+                    self._images,
+                    self._import_request,
+                    config,
+                    lambda number: anyio.from_thread.run(want, number),
                 )
                 group.cancel_scope.cancel()
             if isinstance(made, DsecError):

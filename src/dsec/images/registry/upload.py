@@ -18,7 +18,7 @@ import anyio.to_thread
 from dsec.base.errors import ObjectNotFoundError, StateCorruptedError
 from dsec.base.units import MIB
 from dsec.images.registry.auth import Access
-from dsec.images.registry.client import Ask, RegistryClient, digest_of
+from dsec.images.registry.client import Ask, RegistryClient, digest_of, number_in
 from dsec.images.registry.http import RegistryFailedError, Response, reported
 from dsec.images.registry.reference import Repository
 
@@ -158,9 +158,8 @@ class _Upload:
         )
         async with self._client.answered(ask) as response:
             self._place = _place(self._client, response)
-            wanted = response.header("oci-chunk-min-length") or ""
-            if wanted.isascii() and wanted.isdigit():
-                self._part_bytes = min(_MAXIMUM_PART_BYTES, max(PART_BYTES, int(wanted)))
+            wanted = number_in(response.header("oci-chunk-min-length"), otherwise=0)
+            self._part_bytes = min(_MAXIMUM_PART_BYTES, max(PART_BYTES, wanted))
 
     async def _send_part(self) -> None:
         part = await anyio.to_thread.run_sync(_read, self._blob, self._sent, self._part_bytes)
