@@ -48,6 +48,8 @@ _ANSWER_TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2000
 _END_TIMEOUT_S = 10.0
+_VERIFIED_AT_ONCE = 256
+"""Chunks: 1 GiB."""
 LAZY = "lazy"
 """Name of the daemon's directory in an image store."""
 
@@ -55,6 +57,10 @@ LAZY = "lazy"
 def _never() -> bool:
     """Nobody expects anything."""
     return False
+
+
+def _untold(chunks: int) -> None:
+    """Tell nobody."""
 
 
 class LayerDaemon:
@@ -107,10 +113,33 @@ class LayerDaemon:
         """Unmount a layer; return False when something of it is open."""
         return self._ask(Unmount(manifest=manifest_id)).done
 
-    def verify(self, manifest_id: str, *, repair: bool = False) -> Answer:
-        """Read what is cached of a layer, mounting it first; forget what rotted, and with `repair` fetch it again."""
-        self.mount(manifest_id)
-        return self._ask(Verify(manifest=manifest_id, repair=repair))
+    def verify(
+        self,
+        manifest_id: str,
+        *,
+        repair: bool = False,
+        origins: Sequence[str] = (),
+        file: Path | None = None,
+        progress: Callable[[int], None] = _untold,
+    ) -> Answer:
+        """Read what is cached of a layer, mounting it first; forget what rotted, and with `repair` fetch it again.
+
+        Args:
+            manifest_id: name of its manifest.
+            repair: fetch again what rotted.
+            origins, file: as of `mount`.
+            progress: told how many chunks were looked at.
+        """
+        self.mount(manifest_id, origins=origins, file=file)
+        # By the part, so that no answer has to wait for a slow disk to be read from end to end.
+        first, pieces = -1, 0
+        bad: tuple[int, ...] = ()
+        while True:
+            answer = self._ask(Verify(manifest=manifest_id, repair=repair, first=first, count=_VERIFIED_AT_ONCE))
+            pieces, bad, first = pieces + answer.pieces, bad + answer.bad, first + _VERIFIED_AT_ONCE
+            progress(first)
+            if answer.done:
+                return msgspec.structs.replace(answer, pieces=pieces, bad=bad)
 
     def revive(self) -> None:
         """Start the daemon where layers are mounted and it was killed; while it lives this costs a look at its lock.

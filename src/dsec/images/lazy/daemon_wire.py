@@ -67,10 +67,13 @@ class Verify(_Tagged, frozen=True, tag="verify"):
     Attributes:
         manifest: name of its manifest.
         repair: fetch again what was forgotten.
+        first, count: which chunks; -1 is the metadata.
     """
 
     manifest: str
     repair: bool = False
+    first: int = -1
+    count: int = 1 << 30
 
 
 class Prune(_Tagged, frozen=True, tag="prune"):
@@ -147,6 +150,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         path: where a layer is mounted; or, to `Bring`, its file, if all of it is here.
         done: whether it was unmounted; False: something of it is open. To `Bring`: whether the cache has room for it.
+            To `Verify`: whether there are no chunks after those.
         here_bytes: content bytes of a layer that are here; to `Prune`, of what was taken away.
         pieces: chunks, and metadata, that were read; to `Prune`, layers that were taken away.
         bad: numbers of those that were forgotten; -1 is the metadata.

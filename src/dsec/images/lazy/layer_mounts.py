@@ -145,9 +145,9 @@ class LazyMounts:
             mounts.mount(device, target, "erofs", _FLAGS)
             return False
 
-    def verify(self, manifest_id: str) -> tuple[int, list[int]]:
-        """Read what is here of a mounted layer; forget what is not what its name says, so that it is fetched again when
-        it is read. Return how much was read, and the numbers of what was forgotten.
+    def verify(self, manifest_id: str, places: range | None = None) -> tuple[int, list[int]]:
+        """Read what is here of a mounted layer, or only of some chunks; forget what is not what its name says, so that
+        it is fetched again when it is read. Return how much was read, and the numbers of what was forgotten.
 
         What the kernel has in its page cache it goes on using until `evict`.
 
@@ -159,7 +159,7 @@ class LazyMounts:
             if device is None:
                 raise ObjectNotFoundError(f"layer {manifest_id[:12]} is not mounted")
             layer = self._server.layer(manifest_id)
-        checked, bad = layer.verify()
+        checked, bad = layer.verify(places)
         if bad:
             with self._lock:
                 # The kernel may read the local file itself, where it would go on finding what was just forgotten.
