@@ -80,8 +80,10 @@ async def pull_traces(images: LocalImageStore, info: ImageInfo, reference: str, 
                 continue
             data = await store.get_range(entry.key, 0, MAXIMUM_DOCUMENT_BYTES + 1)
             with contextlib.suppress(StateCorruptedError):
-                trace = traces.decode(data, entry.key)
-                if trace.image_id == info.image_id and shelf.get(info.image_id, trace.command) is None:
+                # The id of an image follows from its settings too, of which another version may know more.
+                trace = msgspec.structs.replace(traces.decode(data, entry.key), image_id=info.image_id)
+                is_of_it = [layer.digest for layer in trace.layers] == [layer.digest for layer in info.layers]
+                if is_of_it and shelf.get(info.image_id, trace.command) is None:
                     await anyio.to_thread.run_sync(shelf.put, trace)
                     count += 1
     return count
