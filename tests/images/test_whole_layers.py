@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -18,11 +19,14 @@ import pytest
 from dsec.base.errors import HostDiskFullError
 from dsec.images.layer_mounts import NoLazyLayers
 from dsec.images.lazy import manifest as manifests
+from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.client import LayerDaemon, end_daemon
 from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.erofs_metadata import Extent
+from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.source import chunk_key
-from dsec.images.lazy.stored import CHUNK_BYTES
+from dsec.images.lazy.stored import CHUNK_BYTES, encode
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux import mounts
@@ -230,8 +234,11 @@ from pathlib import Path
 import anyio
 from dsec.images.layer_mounts import NoLazyLayers
 from dsec.images.lazy import whole
+from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.erofs_metadata import Extent
+from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.sharing import pull_image
 from dsec.images.store import LocalImageStore
 from dsec.stores.objects_folder import FolderObjectStore
@@ -291,6 +298,42 @@ def test_a_full_disk_is_said_and_nothing_is_left(
         end_daemon(host.daemon.root)
     finally:
         mounts.unmount(tmp_path / "here", detach=True)
+
+
+def test_a_disk_without_any_room_is_said_and_nothing_is_left(open_host: OpenHost, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    mounts.mount("tmpfs", tmp_path / "here", "tmpfs", options="size=1m")
+    try:
+        host = open_host(has_daemon=False)
+        with (tmp_path / "here/filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        for eager in (False, True):
+            with pytest.raises(HostDiskFullError):
+                host.pull(eager=eager)
+        assert host.store.list() == ()
+        assert [*(host.store.root / "layers").iterdir(), *(host.store.root / "staging").iterdir()] == []
+    finally:
+        mounts.unmount(tmp_path / "here", detach=True)
+
+
+def test_what_a_pull_left_that_nobody_goes_on_with_is_taken_away(open_host: OpenHost, published: Published) -> None:
+    host = open_host(has_daemon=False)
+    pulls = host.store.root / "pulls"
+    with contextlib.closing(LayerCache(pulls)) as cache:
+        given_up, going_on = (_a_layer(number) for number in range(2))
+        for manifest in (given_up, going_on):
+            cache.release(cache.hold(manifest))
+    os.utime(pulls / given_up.id, (0, 0))
+    host.pull(eager=True)
+    assert [path.name for path in pulls.iterdir() if path.is_dir()] == [going_on.id]
+
+
+def _a_layer(number: int) -> LayerManifest:
+    name, stored = encode(bytes([number]) * 8192)
+    piece, metadata = (name, len(stored)), [Extent(0, 8192)]
+    layer = f"sha256:{number:064x}"
+    return manifests.make(layer, 8192, 1, chunks=[piece], metadata=metadata, metadata_chunks=[piece])
 
 
 def test_sandboxes_of_an_image_that_is_deleted_go_on_reading(open_host: OpenHost, published: Published) -> None:

@@ -165,7 +165,7 @@ class LayerMounts:
         """
         target = self._root / name
         if not target.exists():
-            return self._lazy.unmount(name)
+            return name in self._lazy.mounted() and self._lazy.unmount(name)
         try:
             mounts.unmount(target)
         except OSError as error:

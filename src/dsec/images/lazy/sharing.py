@@ -22,6 +22,7 @@ from dsec.base.errors import (
     StateCorruptedError,
     StoreUnavailableError,
 )
+from dsec.images.durable import full_disk_reported
 from dsec.images.layers import LayerRecord
 from dsec.images.lazy.bringing import Progress, untold
 from dsec.images.lazy.collection.holder import holder_of
@@ -224,7 +225,8 @@ async def _hold(
 ) -> None:
     """Tell the store that this host holds layers, so that they outlive their image's being unpublished."""
     try:
-        holder = await anyio.to_thread.run_sync(holder_of, images.root)
+        with full_disk_reported("pulling an image"):
+            holder = await anyio.to_thread.run_sync(holder_of, images.root)
         await pin(store, holder, [manifest.id for manifest in manifests])
     except (PermissionDeniedError, StoreUnavailableError):
         return  # A store that may be read only: what was unpublished is there for the grace period.

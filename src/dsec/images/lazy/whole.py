@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -37,6 +38,8 @@ from dsec.model.image import LayerFormat
 _ROUND_S = 1.0
 _LOCK_POLL_S = 0.1
 _FLUSH_S = 2.0
+_KEPT_S = 7 * 86_400.0
+"""For so long a pull that was killed can go on with what it had, where no daemon keeps it."""
 PULLS = "pulls"
 """Name of the directory in an image store with the cache of those who pull without a daemon."""
 WITHOUT_BOUND = 1 << 62
@@ -166,6 +169,15 @@ async def _opened_cache(root: Path) -> AsyncIterator[LayerCache]:
         except StateLockedError:
             await anyio.sleep(_LOCK_POLL_S)
     try:
+        await anyio.to_thread.run_sync(_forget_given_up, cache)
         yield cache
     finally:
         cache.close()
+
+
+def _forget_given_up(cache: LayerCache) -> None:
+    """Take away what was left by pulls that nobody has gone on with for long."""
+    oldest_s = time.time() - _KEPT_S
+    for layer in cache.layers():
+        if layer.directory.stat().st_mtime < oldest_s:
+            cache.remove(layer.manifest.id)
