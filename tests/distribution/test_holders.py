@@ -206,7 +206,7 @@ def test_one_that_is_only_fetching_is_left_sooner() -> None:
     chunk.answered(Answer(chunk="c", peers=(Candidate(node="a", address="", pending=True),)))
     step = chunk.next(0.0)
     assert isinstance(step, Ask)
-    assert step.timeout_s == policy.hold_s < policy.patience_s
+    assert step.hold_s == policy.hold_s < step.timeout_s == policy.patience_s
 
 
 # Uploads.

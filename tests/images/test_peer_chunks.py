@@ -194,8 +194,8 @@ async def test_who_waits_is_told_from_who_is_dead(tmp_path: Path) -> None:
         name, _ = encode(b"late")
         giver.server.expect(name)
         with pytest.raises(PeerFailedError) as failed:
-            await giver.caller().chunk(name, wait=True, timeout_s=0.2, stall_s=0.1)
-        assert failed.value.kind is FailureKind.MISSING
+            await giver.caller().chunk(name, wait=True, timeout_s=5.0, stall_s=0.1, hold_s=0.2)
+        assert failed.value.kind is FailureKind.BUSY
     async with open_giver(tmp_path, limits=ChunkServerLimits(beat_s=60.0)) as giver:
         giver.server.expect(name)
         with pytest.raises(PeerFailedError) as failed:

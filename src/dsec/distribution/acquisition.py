@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from dsec.distribution.messages import Answer, Candidate, Failure, FailureKind
 from dsec.distribution.policy import AcquisitionPolicy
 
+_USUAL_TIMES = 4.0
+"""A wait of so many usual times is a long one."""
+
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
@@ -33,12 +36,15 @@ class LookUp:
 class Ask:
     """Ask a peer for the chunk, for at most so long.
 
-    One that is only fetching it gives signs of life while it waits. Without them it stalls, as one does that stops in
-    the middle; if they came and the time is over, the chunk is missing there: it waits for others and may be honest.
+    One that lets us wait, for a slot or for the chunk itself, gives signs of life meanwhile. Without them it stalls, as
+    one does that stops in the middle; if they came and the time is over it is busy: it waits for others and may be
+    honest.
     """
 
     peer: Candidate
     timeout_s: float
+    hold_s: float
+    """For so long until its answer begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +73,26 @@ class Acquisition:
         chunk: its name.
         policy: settings.
         now_s: when it began.
+        usual_s: how long a chunk takes from a peer lately; 0: not known.
     """
 
-    __slots__ = ("_begun_s", "_candidates", "_failed", "_failures", "_granted", "_pause_s", "_policy",
-    "attempts",
-                 "chunk", "lookups")  # fmt: skip
+    __slots__ = ("_begun_s", "_candidates", "_failed", "_failures", "_granted", "_holds", "_pause_s", "_pauses",
+                 "_policy", "_usual_s", "attempts", "chunk", "lookups")  # fmt: skip
 
-    def __init__(self, chunk: str, policy: AcquisitionPolicy, now_s: float) -> None:
+    def __init__(self, chunk: str, policy: AcquisitionPolicy, now_s: float, usual_s: float = 0.0) -> None:
         self.chunk = chunk
         self.lookups = 0
         self.attempts = 0
         self._policy = policy
         self._begun_s = now_s
+        self._usual_s = usual_s
         self._candidates: deque[Candidate] = deque()
         self._failures: list[Failure] = []
         self._failed: set[str] = set()
         self._pause_s = 0.0
         self._granted = False
+        self._holds = 0
+        self._pauses = 0
 
     def next(self, now_s: float) -> Step:
         """Return what to do now."""
@@ -93,9 +102,17 @@ class Acquisition:
         if self._candidates:
             self.attempts += 1
             peer = self._candidates.popleft()
-            return Ask(peer, min(left_s, self._policy.hold_s) if peer.pending else left_s)
+            if not peer.pending:
+                return Ask(peer, left_s, left_s)
+            # Meanwhile others may have the chunk; only where all are slow is it worth while to wait for longer.
+            hold_s = max(self._policy.hold_s, _USUAL_TIMES * self._usual_s) * 2.0**self._holds
+            self._holds += 1
+            return Ask(peer, left_s, min(left_s, hold_s))
         if self._pause_s:
-            wait_s, self._pause_s = min(self._pause_s, left_s, self._policy.wait_limit_s), 0.0
+            # Each time twice as long: where all are slow, asking often helps nobody.
+            wait_s = min(self._pause_s * 2.0**self._pauses, left_s, self._policy.wait_limit_s)
+            self._pause_s = 0.0
+            self._pauses += 1
             return Pause(wait_s)
         if self.lookups >= self._policy.lookups:
             return TakeOrigin(self._take_failures(), granted=False)

@@ -147,12 +147,13 @@ class AcquisitionPolicy(Value, frozen=True):
         lookups: how often the tracker is asked for one chunk.
         attempts: how many peers are asked for it in all.
         patience_s: after this the origin is asked, whatever the peers do. A peer that dawdles costs this much, once.
-        hold_s: how long it waits at a peer that is only fetching the chunk, and shows that it is alive.
+        hold_s: how long it waits at a peer that is only fetching the chunk, and shows that it is alive; at least 4
+            times as long as chunks take lately, and at the next such one twice as long.
         wait_limit_s: the longest that a tracker can make a node wait between two lookups.
     """
 
-    lookups: Number = 4
-    attempts: Number = 6
+    lookups: Number = 16
+    attempts: Number = 12
     patience_s: Seconds = 10.0
-    hold_s: Seconds = 4.0
+    hold_s: Seconds = 1.0
     wait_limit_s: Seconds = 1.0

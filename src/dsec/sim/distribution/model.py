@@ -16,10 +16,11 @@ from collections.abc import Callable
 
 from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
 from dsec.distribution.announcer import COMPLETE, Announcer, Held
-from dsec.distribution.messages import Answer, Candidate, Failure, FailureKind, Lookup, Report
+from dsec.distribution.messages import Answer, Failure, FailureKind, Lookup, Report
 from dsec.distribution.order import spread
 from dsec.distribution.tracker import Tracker
 from dsec.distribution.uploads import Refused, Stage, Uploads
+from dsec.placement.trust import smoothed
 from dsec.sim.calendar import Calendar, without_garbage_collection
 from dsec.sim.distribution.measures import Measures
 from dsec.sim.distribution.node import Nature, SimNode, Transfer
@@ -174,7 +175,7 @@ class DistributionModel:
                 node.under_way[chunk] = None
                 self._from_origin(now_s, node, chunk)
             else:
-                node.under_way[chunk] = Acquisition(self._names[chunk], self._scenario.acquisition, now_s)
+                node.under_way[chunk] = Acquisition(self._names[chunk], self._scenario.acquisition, now_s, node.usual_s)
                 self._step(now_s, (node, chunk))
 
     def _step(self, now_s: float, what: tuple[SimNode, int]) -> None:
@@ -194,7 +195,7 @@ class DistributionModel:
             self._note_verdicts()
             self.calendar.at(now_s + self._scenario.round_trip_s, self._answered, (node, chunk, reply.answers[0]))
         elif isinstance(step, Ask):
-            self._ask(now_s, node, chunk, step.peer, step.timeout_s)
+            self._ask(now_s, node, chunk, step)
         elif isinstance(step, Pause):
             self.calendar.at(now_s + step.wait_s, self._step, what)
         else:
@@ -248,16 +249,16 @@ class DistributionModel:
 
     # Peers.
 
-    def _ask(self, now_s: float, node: SimNode, chunk: int, candidate: Candidate, timeout_s: float) -> None:
-        sender = self._by_name[candidate.node]
-        transfer = Transfer(sender, node, chunk, now_s + timeout_s)
+    def _ask(self, now_s: float, node: SimNode, chunk: int, step: Ask) -> None:
+        sender, timeout_s = self._by_name[step.peer.node], step.timeout_s
+        transfer = Transfer(sender, node, chunk, now_s, now_s + step.hold_s, now_s + timeout_s)
         there_s = now_s + self._scenario.round_trip_s / 2
         if not sender.alive:
             limit_s = min(timeout_s, self._scenario.connect_timeout_s)
             self.calendar.at(now_s + limit_s, self._failed, (transfer, FailureKind.UNREACHABLE))
             return
         self.calendar.at(now_s + min(timeout_s, self._scenario.stall_s), self._lose_patience, transfer)
-        self.calendar.at(there_s, self._requested, (transfer, candidate.pending))
+        self.calendar.at(there_s, self._requested, (transfer, step.peer.pending))
 
     def _requested(self, now_s: float, what: tuple[Transfer, bool]) -> None:
         """A request is at the sender."""
@@ -319,6 +320,7 @@ class DistributionModel:
             self._fault(now_s, transfer, FailureKind.WRONG)
             return
         self.measures.peer_bytes += size_bytes
+        receiver.usual_s = smoothed(receiver.usual_s or None, now_s - transfer.asked_s)
         if receiver.nature is Nature.LYING:
             failure = Failure(peer=sender.name, chunk=self._names[transfer.chunk], kind=FailureKind.WRONG)
             self.tracker.report(Report(node=receiver.name, failures=(failure,)), now_s)
@@ -329,14 +331,13 @@ class DistributionModel:
         """Give a sender up that shows no life; one that is slow, or waits for others, has until the deadline."""
         if transfer.over:
             return
-        if not transfer.is_alive:
+        if not transfer.is_alive or now_s >= transfer.deadline_s:
             self._failed(now_s, (transfer, FailureKind.STALLED))
-        elif now_s >= transfer.deadline_s:
-            waits = transfer.upload is not None and transfer.upload.stage is Stage.HELD
-            self._failed(now_s, (transfer, FailureKind.MISSING if waits else FailureKind.STALLED))
+        elif now_s >= transfer.hold_until_s and transfer.is_held:
+            self._failed(now_s, (transfer, FailureKind.BUSY))
         else:
-            again_s = min(now_s + self._scenario.stall_s, transfer.deadline_s)
-            self.calendar.at(again_s, self._lose_patience, transfer)
+            times_s = (now_s + self._scenario.stall_s, transfer.deadline_s, transfer.hold_until_s)
+            self.calendar.at(min(time_s for time_s in times_s if time_s > now_s), self._lose_patience, transfer)
 
     def _end_turn(self, now_s: float, transfer: Transfer) -> None:
         """Send somebody away whose turn does not come."""

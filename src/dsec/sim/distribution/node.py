@@ -26,6 +26,8 @@ class Transfer:
     """One chunk that one node asks another for.
 
     Attributes:
+        asked_s: when the receiver asked.
+        hold_until_s: the receiver waits no longer for it to begin.
         deadline_s: the receiver waits no longer.
         upload: at the sender; None: it was not let in yet.
         over: whether the receiver gave it up, or its end was told.
@@ -34,9 +36,16 @@ class Transfer:
     sender: SimNode
     receiver: SimNode
     chunk: int
+    asked_s: float
+    hold_until_s: float
     deadline_s: float
     upload: Upload | None = None
     over: bool = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits, for a slot or for the chunk."""
+        return self.upload is not None and self.upload.stage is Stage.HELD
 
     @property
     def is_alive(self) -> bool:
@@ -56,6 +65,7 @@ class SimNode:
         under_way: how each chunk that it is fetching gets here.
         followers: who waits here for a chunk that is on its way.
         queue: who waits here for a slot.
+        usual_s: how long a chunk takes from a peer lately.
     """
 
     name: str
@@ -72,6 +82,7 @@ class SimNode:
     under_way: dict[int, Acquisition | None] = field(default_factory=dict)
     followers: dict[int, list[Transfer]] = field(default_factory=dict)
     queue: deque[Transfer] = field(default_factory=deque)
+    usual_s: float = 0.0
     alive: bool = True
     announces: bool = False
     first_s: float = -1.0

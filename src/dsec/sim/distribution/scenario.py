@@ -79,7 +79,7 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
     round_trip_s: Seconds = 0.0005
     connect_timeout_s: Seconds = 2.0
     stall_s: Seconds = 1.0
-    queue_s: Seconds = 0.5
+    queue_s: Seconds = 5.0
     waves: Annotated[int, Meta(ge=1)] = 1
     wave_every_s: Seconds = 1.0
     spread_s: Seconds = 0.05

@@ -7,6 +7,7 @@ it does anything, and is made acquainted with again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -60,11 +61,13 @@ class Bounds:
         body_bytes: the longest body.
         first_s: until the answer begins.
         stall_s: for the next bytes of it.
+        hold_s: until it begins, if signs of life come meanwhile.
     """
 
     body_bytes: int
     first_s: float
     stall_s: float
+    hold_s: float = math.inf
 
 
 def address_of(url: str) -> tuple[str, int]:
@@ -118,7 +121,9 @@ class Caller:
             return await self._proved(method, target, body, bounds)
         raise PeerFailedError(FailureKind.STALLED, f"{self.peer.node} did not answer within {timeout_s:g} s")
 
-    async def chunk(self, name: str, *, wait: bool, timeout_s: float, stall_s: float) -> bytes:
+    async def chunk(
+        self, name: str, *, wait: bool, timeout_s: float, stall_s: float, hold_s: float = math.inf
+    ) -> bytes:
         """Return a stored chunk as the peer gives it, unverified.
 
         Args:
@@ -126,11 +131,14 @@ class Caller:
             wait: whether the peer may answer later, when it has the chunk.
             timeout_s: for all of it.
             stall_s: for the next bytes of an answer, or the next sign of life before it begins.
+            hold_s: for it to begin, however many signs of life come.
 
         Raises:
             PeerFailedError: it gave none.
         """
-        bounds = Bounds(body_bytes=MAXIMUM_STORED_BYTES, first_s=min(stall_s, timeout_s), stall_s=stall_s)
+        bounds = Bounds(
+            body_bytes=MAXIMUM_STORED_BYTES, first_s=min(stall_s, timeout_s), stall_s=stall_s, hold_s=hold_s
+        )
         with anyio.move_on_after(timeout_s):
             reply = await self._proved("GET", CHUNKS + name + (WAIT if wait else ""), b"", bounds)
             if reply.status != 200:
@@ -139,9 +147,7 @@ class Caller:
             if len(reply.body) <= HEADER_BYTES:
                 raise PeerFailedError(FailureKind.WRONG, f"{self.peer.node} gives {len(reply.body)} bytes for a chunk")
             return reply.body
-        # One that waits for others may be as honest as we are.
-        kind = FailureKind.MISSING if wait else FailureKind.STALLED
-        raise PeerFailedError(kind, f"{self.peer.node} gave no chunk within {timeout_s:g} s")
+        raise PeerFailedError(FailureKind.STALLED, f"{self.peer.node} gave no chunk within {timeout_s:g} s")
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -236,11 +242,15 @@ class Caller:
         return head
 
     async def _reply(self, wire: Wire, bounds: Bounds) -> Reply:
-        head = await self._next_head(wire, bounds)
-        for _ in range(_SIGNS):
-            if head.status != _PROCESSING or head.body_bytes:
-                break
+        with anyio.move_on_after(bounds.hold_s) as holding:
             head = await self._next_head(wire, bounds)
+            for _ in range(_SIGNS):
+                if head.status != _PROCESSING or head.body_bytes:
+                    break
+                head = await self._next_head(wire, bounds)
+        if holding.cancelled_caught:
+            # It waits for others, and may be as honest as we are.
+            raise PeerFailedError(FailureKind.BUSY, f"{self.peer.node} has nothing to give within {bounds.hold_s:g} s")
         count = head.body_bytes
         if count > (bounds.body_bytes if head.status == 200 else _SMALL_BODY_BYTES):
             raise PeerFailedError(FailureKind.WRONG, f"{self.peer.node} wants to give {count} bytes")

@@ -56,8 +56,8 @@ class ChunkServerLimits:
         stall_s: an answer of which nothing is read.
         upload_s: the longest that one transfer holds its slot.
         hold_s: the longest wait for a chunk that is on its way.
-        beat_s: who waits for that hears this often that we are alive; below what peers take for a stall.
-        queue_s: the longest wait for a slot; below what peers take for a stall.
+        beat_s: who waits for either hears this often that we are alive; below what peers take for a stall.
+        queue_s: the longest wait for a slot.
         encodings: chunks that are encoded at a time.
     """
 
@@ -69,7 +69,7 @@ class ChunkServerLimits:
     upload_s: float = 60.0
     hold_s: float = 10.0
     beat_s: float = 0.25
-    queue_s: float = 0.5
+    queue_s: float = 5.0
     encodings: int = 2
 
 
@@ -218,7 +218,7 @@ class ChunkServer:
             upload = _granted(self.uploads.hold(peer))
             if may_wait and name in self._coming:
                 await self._hold(wire, self._coming[name])
-            await self._turn(upload)
+            await self._turn(wire, upload)
             descriptor = self._chunks.opened(name)
             if descriptor is None:
                 descriptor = await anyio.to_thread.run_sync(self._chunks.made, name, limiter=self._encoding)
@@ -235,24 +235,31 @@ class ChunkServer:
         """Let somebody wait for a chunk that is on its way. Raises `WireError`."""
         end_s = self._clock() + self._limits.hold_s
         while not coming.is_set() and self._clock() < end_s:
-            with anyio.move_on_after(self._limits.beat_s):
-                await coming.wait()
-                return
-            # Not within the limit of time above: half a head would spoil the answer that follows.
-            with anyio.move_on_after(self._limits.stall_s) as patience:
-                await wire.send(_ALIVE)
-            if patience.cancelled_caught:
-                raise WireError("nothing of the answer is read")
+            await self._alive_until(wire, coming, end_s)
 
-    async def _turn(self, upload: Upload) -> None:
-        """Wait for a slot; those who wait get theirs in the order in which they came. Raises `_RefusedError`."""
-        refused = self.uploads.advance(upload)
-        with anyio.move_on_after(self._limits.queue_s):
-            while refused is not None:
-                await self._freed.wait()
-                refused = self.uploads.advance(upload)
-        if refused is not None:
-            raise _busy(refused)
+    async def _turn(self, wire: Wire, upload: Upload) -> None:
+        """Wait for a slot; those who wait get theirs in the order in which they came.
+
+        Raises:
+            _RefusedError: it took too long.
+            WireError: the other side is gone.
+        """
+        end_s = self._clock() + self._limits.queue_s
+        while (refused := self.uploads.advance(upload)) is not None:
+            if self._clock() >= end_s:
+                raise _busy(refused)
+            await self._alive_until(wire, self._freed, end_s)
+
+    async def _alive_until(self, wire: Wire, event: anyio.Event, end_s: float) -> None:
+        """Wait a moment for an event; if it does not come, say that we are alive. Raises `WireError`."""
+        with anyio.move_on_after(min(self._limits.beat_s, max(0.0, end_s - self._clock()))):
+            await event.wait()
+            return
+        # Not within the limit of time above: half a head would spoil the answer that follows.
+        with anyio.move_on_after(self._limits.stall_s) as patience:
+            await wire.send(_ALIVE)
+        if patience.cancelled_caught:
+            raise WireError("nothing of the answer is read")
 
     async def _pour(self, wire: Wire, descriptor: int, size: int) -> None:
         """Send a file at the rate that all transfers together may have."""

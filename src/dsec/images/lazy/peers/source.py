@@ -32,6 +32,7 @@ from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, PEERS
 from dsec.images.lazy.stored import ChunkRef
 from dsec.model.peer import Peer
 from dsec.model.value import Value
+from dsec.placement.trust import smoothed
 
 _GIVEN = 1024
 _CALLERS = 128
@@ -131,6 +132,7 @@ class Peers:
         self._neighbours: dict[str, OrderedDict[Peer, None]] = {}
         self._waiting: dict[str, list[_Question]] = {}
         self._silent_until_s = _NEVER
+        self._usual_s = 0.0
 
     def source(self, layer: str) -> PeerSource:
         """Return the source of the chunks of one layer.
@@ -145,7 +147,7 @@ class Peers:
         policy = self._options.acquisition
         if timeout_s < policy.patience_s:
             policy = msgspec.structs.replace(policy, patience_s=timeout_s)
-        acquisition = Acquisition(ref.id, policy, self._clock())
+        acquisition = Acquisition(ref.id, policy, self._clock(), self._usual_s)
         self._arrivals.expect(ref.id)
         try:
             while True:
@@ -169,10 +171,15 @@ class Peers:
 
     async def _asked(self, layer: str, ref: ChunkRef, step: Ask, acquisition: Acquisition) -> bytes | None:
         candidate = step.peer
+        begun_s = self._clock()
         try:
             caller = self._caller(candidate)
             stored = await caller.chunk(
-                ref.id, wait=candidate.pending, timeout_s=step.timeout_s, stall_s=self._options.stall_s
+                ref.id,
+                wait=candidate.pending,
+                timeout_s=step.timeout_s,
+                stall_s=self._options.stall_s,
+                hold_s=step.hold_s,
             )
         except PeerFailedError as error:
             self._failed(acquisition, candidate.node, error.kind)
@@ -180,6 +187,7 @@ class Peers:
         except InvalidRequestError:  # An address that is none.
             self._failed(acquisition, candidate.node, FailureKind.UNREACHABLE)
             return None
+        self._usual_s = smoothed(self._usual_s or None, self._clock() - begun_s)
         self.counts.chunks += 1
         self.counts.received_bytes += len(stored)
         self._given[ref.id] = (layer, candidate.node)
