@@ -40,6 +40,8 @@ class _Server(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Otherwise the end of an answer may wait for the other side's delayed acknowledgement.
+    disable_nagle_algorithm = True
     server: _Server
 
     def do_HEAD(self) -> None:
