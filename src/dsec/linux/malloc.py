@@ -9,7 +9,7 @@ _MMAP_THRESHOLD = -3
 _ARENA_MAX = -8
 
 
-def keep_freed_memory(*, block_bytes: int, free_bytes: int) -> None:
+def keep_freed_memory(*, block_bytes: int, free_bytes: int, arenas: int | None = None) -> None:
     """Let the allocator keep what was freed instead of giving it back to the kernel at once.
 
     By default every buffer of more than 128 KiB is mapped anew, and its pages are faulted in and cleared each time:
@@ -17,10 +17,13 @@ def keep_freed_memory(*, block_bytes: int, free_bytes: int) -> None:
 
     Args:
         block_bytes: blocks up to this size come from the heap.
-        free_bytes: free memory at the heap's end that is kept.
+        free_bytes: free memory at the heap's end that is kept, of each arena.
+        arenas: that threads share, so that what one freed another can use; None: as many as the library likes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
+        if arenas is not None:
+            mallopt(_ARENA_MAX, arenas)
         mallopt(_MMAP_THRESHOLD, block_bytes)
         mallopt(_TRIM_THRESHOLD, free_bytes)
 

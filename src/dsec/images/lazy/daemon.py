@@ -60,6 +60,7 @@ from dsec.images.lazy.touches import Touches
 from dsec.images.staging import remove_tree
 from dsec.linux import syscalls
 from dsec.linux.fuse import FuseMount
+from dsec.linux.malloc import keep_freed_memory
 from dsec.linux.processes import ProcessIdentity
 
 _PR_SET_PDEATHSIG = 1
@@ -69,6 +70,8 @@ _TRIES = 5
 _LONG_LIVED_S = 10.0
 """A server that lived that long may be replaced as often as the first."""
 _CONNECTIONS = 64
+_BLOCK_BYTES, _FREE_BYTES, _ARENAS = 32 << 20, 64 << 20, 2
+"""Of freed memory: up to which size of blocks, and how much of it, is kept, in how many heaps."""
 _RESTART_STATUS = 3
 """A server that ends so asks for another in its place."""
 
@@ -173,6 +176,8 @@ def _end_in_good_order(*_: object) -> None:
 def _serve(
     root: Path, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...], *, is_first: bool
 ) -> None:
+    # Every chunk is decoded to new blocks of megabytes: mapped anew each time, that takes as long as the decoding.
+    keep_freed_memory(block_bytes=_BLOCK_BYTES, free_bytes=_FREE_BYTES, arenas=_ARENAS)
     options = read_options(root)
     server = _server(root, options, mount)
     mounts = LazyMounts(root / "mounts", server)
