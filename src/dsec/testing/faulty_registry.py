@@ -140,7 +140,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         body = self._body()
-        seen = Seen(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, len(body))
+        seen = Seen(
+            self.command,
+            self.path,
+            {name.lower(): ", ".join(self.headers.get_all(name, [])) for name in self.headers},
+            len(body),
+        )
         self.proxy.seen.append(seen)
         fault = self.proxy.rule(seen) or _NONE
         if fault.delay_s:

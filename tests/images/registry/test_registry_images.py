@@ -300,6 +300,20 @@ def test_an_image_that_skopeo_pushed_is_entry_by_entry_the_import_of_its_layout(
     assert len(hosts.proxy.blobs()) == before + 1  # The config; layers are here.
 
 
+@needs_skopeo
+def test_our_images_are_carried_by_tools_that_know_nothing_of_them(hosts: Hosts, tmp_path: Path) -> None:
+    here, there, reference, mirror = hosts.host("here"), hosts.host("there"), hosts.reference(), hosts.reference()
+    info = _image(here, tmp_path)
+    pushed = hosts.push(here, "mine:v1", reference)
+    carried = tmp_path / "carried"
+    command = ["skopeo", "copy", "--insecure-policy", "--quiet", "--preserve-digests", "--src-tls-verify=false"]
+    subprocess.run([*command, f"docker://{reference}", f"oci:{carried}:latest"], check=True)
+    _skopeo(carried, mirror, "--preserve-digests")
+    pulled = hosts.pull(there, f"{mirror.repository}@{pushed.reference.rpartition('@')[2]}")
+    assert pulled.image_id == info.image_id
+    there.verify("mine:v1")
+
+
 def _imported(store: LocalImageStore, layout: Path) -> ImageInfo:
     return import_image(store, ImportRequest(path=layout, name="imported"))
 

@@ -29,6 +29,8 @@ from dsec.images.registry.trust import Trust, trust_of
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAXIMUM_REDIRECTS = 5
 _CONNECTIONS = 32
+_IDLE_S = 60.0
+"""A connection is kept for the next read of a layer, which may be some time later and should not wait for TLS."""
 _TOLD_BYTES = 2_000
 """Of an error's body, for people."""
 
@@ -217,7 +219,9 @@ class RegistryHttp:
         self._client = httpx2.AsyncClient(
             verify=self.trust.context(),
             timeout=httpx2.Timeout(timeouts.stall_s, connect=timeouts.connect_s, pool=None),
-            limits=httpx2.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS),
+            limits=httpx2.Limits(
+                max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS, keepalive_expiry=_IDLE_S
+            ),
             headers={"User-Agent": f"dsec/{__version__}", "Accept-Encoding": "identity"},
             # A proxy of the environment is for what is beyond this host.
             trust_env=not is_loopback(host),
