@@ -25,7 +25,6 @@ from dsec.images.lazy.conversion import LayerFile, publish
 from dsec.images.lazy.document import image_key
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.stored import name_of
-from dsec.images.lazy.verification import Finding, verify_image
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
@@ -259,59 +258,3 @@ def test_layers_that_are_directories_cannot_be_published(hosts: ImageHosts, tmp_
             _run(lambda: publish_image(store, "plain", hosts.objects))
     finally:
         store.close()
-
-
-def _findings(
-    hosts: ImageHosts, store: LocalImageStore, *, full: bool = False, repair: bool = False
-) -> dict[str, Finding]:
-    async def collect() -> dict[str, Finding]:
-        found = verify_image(store, "mine:v1", hosts.objects, hosts.daemon(), full=full, repair=repair)
-        return {finding.part: finding async for finding in found}
-
-    return anyio.run(collect)
-
-
-@pytest.mark.slow
-def test_verification_names_the_layer_that_rotted_here_and_repairs_it(hosts: ImageHosts, tmp_path: Path) -> None:
-    _, reference = _publish(hosts, tmp_path)
-    there = hosts.host("there")
-    pulled = _pull(there, reference, hosts.objects)
-    there.mount(["mine:v1"])
-    there.verify("mine:v1")
-    assert all(finding.ok for finding in _findings(hosts, there, full=True).values())
-    _, record = there.stored_layer(pulled.layers[1].digest)
-    with (there.root / "lazy/cache" / record.manifest / "data").open("r+b") as file:
-        data = file.read()
-        file.seek(data.index(b"bbbbbb"))
-        file.write(b"BBBBBB")
-    found = _findings(hosts, there, repair=True)
-    assert [part for part, finding in found.items() if not finding.ok] == ["layer-2 cache"]
-    assert "chunk 0" in found["layer-2 cache"].detail
-    assert all(finding.ok for finding in _findings(hosts, there).values())
-
-
-@pytest.mark.slow
-def test_full_verification_names_what_the_store_has_lost(hosts: ImageHosts, tmp_path: Path) -> None:
-    _, reference = _publish(hosts, tmp_path)
-    there = hosts.host("there")
-    _pull(there, reference, hosts.objects)
-    there.mount(["mine:v1"])
-    chunks = sorted(path for path in (tmp_path / "objects/layers/chunks").rglob("*") if path.is_file())
-    chunks[0].unlink()
-    chunks[1].write_bytes(b"DSECLC1\0garbage")
-    found = _findings(hosts, there, full=True)
-    details = " ".join(finding.detail for finding in found.values() if not finding.ok)
-    assert "is not there" in details
-    assert "does not verify" in details
-    assert found["manifest"].ok
-
-
-def test_verification_of_layers_that_are_here_says_which_hash_it_found(hosts: ImageHosts, tmp_path: Path) -> None:
-    info, _ = _publish(hosts, tmp_path)
-    here = hosts.host("here")
-    path, _ = here.stored_layer(info.layers[0].digest)
-    # A whole block of the file: what is left of it stands beside the superblock, which has a sum of its own.
-    path.write_bytes(path.read_bytes().replace(b"a" * 4096, b"A" * 4096))
-    found = _findings(hosts, here)
-    assert [part for part, finding in found.items() if not finding.ok] == ["layer-1"]
-    assert f"expected {info.layers[0].digest[7:19]}" in found["layer-1"].detail

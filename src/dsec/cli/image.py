@@ -38,7 +38,7 @@ _EXISTING = click.Path(path_type=Path)
         "push": Lazy("dsec.cli.image_registry:push", "Put an image into a registry, for other hosts."),
         "unpublish": Lazy("dsec.cli.image_collecting:unpublish", "Make an image of the object store unknown."),
         "gc": Lazy("dsec.cli.image_collecting:gc", "Take away what no image needs, here or in an object store."),
-        "verify": Lazy("dsec.cli.image_sharing:verify", "Check an image: manifest, layers, chunks."),
+        "verify": Lazy("dsec.cli.image_verify:verify", "Check an image: manifest, layers, chunks."),
         "layers": Lazy("dsec.cli.image_layers:layers", "Show what an environment is made of, layer by layer."),
         "merge": Lazy("dsec.cli.image_layers:merge", "Merge layers of an image that nobody else shares."),
         "pull": Lazy("dsec.cli.image_sharing:pull", "Make a published image known here; its bytes come when touched."),

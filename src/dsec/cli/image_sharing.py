@@ -1,4 +1,4 @@
-"""`dsec image publish`, `pull` and `verify`: images by way of the object store, without their bytes.
+"""`dsec image publish` and `pull`: images by way of the object store, without their bytes.
 
 The commands work on the stores themselves, which is safe beside running nodes.
 """
@@ -111,45 +111,6 @@ def bytes_shown(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None, visible=False)
         yield lambda here, total: bar.update(task, completed=here, total=total, visible=True)
-
-
-@click.command(name="verify")
-@click.option("--image", "name", required=True, metavar="IMAGE", help="The image.")
-@click.option("--full", is_flag=True, help="Read every chunk that the store has of it, too.")
-@click.option("--repair", is_flag=True, help="Fetch again what rotted on this host.")
-@json_option
-@pass_options
-def verify(options: Options, name: str, full: bool, repair: bool, as_json: bool) -> None:
-    """Check IMAGE: its manifests, then its layers, then the chunks of those that are loaded when touched.
-
-    Exits with 70 when something is not what it should be.
-    """
-    from dsec.base.errors import StateCorruptedError
-    from dsec.cli.image import store_url
-    from dsec.cli.output import print_json, printable
-    from dsec.images.lazy.client import LAZY, LayerDaemon
-    from dsec.images.lazy.daemon_options import DaemonOptions
-    from dsec.images.lazy.verification import Finding, verify_image
-
-    findings: list[Finding] = []
-    with opened_store(options) as images:
-        daemon = LayerDaemon(images.root / LAZY, DaemonOptions(store_url=store_url(options)))
-
-        async def act(objects: ObjectStore) -> None:
-            async for finding in verify_image(images, name, objects, daemon, full=full, repair=repair):
-                findings.append(finding)
-                if not as_json:
-                    word = "OK" if finding.ok else "FAILED"
-                    click.echo(f"[{finding.part}] {word} ({printable(finding.detail)})")
-
-        with_objects(options, None, act)
-    if as_json:
-        print_json(findings)
-    else:
-        for advice in dict.fromkeys(finding.advice for finding in findings if finding.advice):
-            click.echo(f"advice: {printable(advice)}")
-    if not all(finding.ok for finding in findings):
-        click.get_current_context().exit(StateCorruptedError.exit_code)
 
 
 def with_objects(options: Options, url: str | None, act: Callable[[ObjectStore], Awaitable[T]]) -> T:

@@ -41,7 +41,7 @@ class LayerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         size_bytes: bytes on disk: the file's size, or the sum of the sizes of all regular files.
         entries: number of entries, the root included.
         manifest: name of the manifest of a lazy one, or of one that was lazy before all of it was here; empty: neither.
-        origins: where the chunks of a lazy one can be had, in the order in which to ask (`dsec.images.lazy.origins`);
+        origins: where the chunks of such a one can be had, in the order in which to ask (`dsec.images.lazy.origins`);
             none: in the store that whoever serves it was started with.
     """
 
@@ -106,7 +106,7 @@ def adopt_erofs(file: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
     return target, _read_and_finish(target, file, work)
 
 
-def make_whole(target: Path, made: Path, record: LayerRecord, manifest: str) -> None:
+def make_whole(target: Path, made: Path, record: LayerRecord, lazy: LayerRecord) -> None:
     """Put what was made in a work directory in place of a lazy layer of the same digest.
 
     Its manifest stays beside it: who has read the record before may still open it. A crash leaves the lazy layer, with
@@ -116,14 +116,14 @@ def make_whole(target: Path, made: Path, record: LayerRecord, manifest: str) -> 
         target: directory of the lazy layer.
         made: directory of the whole one.
         record: of the whole one.
-        manifest: name of the lazy one's manifest.
+        lazy: record of the lazy one; its manifest and origins stay known, by which the file can be mended.
     """
     content = content_path(target, record)
     if content.is_dir():
         remove_tree(content)
     content_path(made, record).rename(content)
     sync_path(target)
-    write_record(target, msgspec.structs.replace(record, manifest=manifest))
+    write_record(target, msgspec.structs.replace(record, manifest=lazy.manifest, origins=lazy.origins))
 
 
 def _read_and_finish(target: Path, file: Path, work: WorkDirectory) -> LayerRecord:

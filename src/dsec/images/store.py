@@ -124,6 +124,8 @@ class LocalImageStore:
         with exclusive(self._lock):
             self._staging.sweep()
             self._collect(used)
+            with suppress(OSError):  # A full disk. It is said the next time.
+                self._describe_anew()
         self._delete_doomed()
 
     @property
@@ -364,16 +366,24 @@ class LocalImageStore:
             elif record.format is not LayerFormat.LAZY:
                 there = self._record(record.digest)
                 if there.format is LayerFormat.LAZY:
-                    layers.make_whole(target, made, record, there.manifest)
-                    self._describe_anew(record.info)
+                    layers.make_whole(target, made, record, there)
+                    self._describe_anew()
         return record.digest
 
-    def _describe_anew(self, layer: LayerInfo) -> None:
-        """Let the images that a layer is part of say how it is stored now."""
+    def _describe_anew(self) -> None:
+        """Let images say of layers that were lazy and are whole how they are stored now. The caller holds the lock."""
         for image in list(self._catalog.images()):
-            infos = tuple(layer if info.digest == layer.digest else info for info in image.layers)
+            infos = tuple(map(self._described, image.layers))
             if infos != image.layers:
                 self._catalog.write(msgspec.structs.replace(image, layers=infos))
+
+    def _described(self, info: LayerInfo) -> LayerInfo:
+        if info.format is not LayerFormat.LAZY:
+            return info
+        try:
+            return self._record(info.digest).info
+        except StateCorruptedError:
+            return info
 
     def add_image(
         self,

@@ -8,6 +8,7 @@ it and is checked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, enc
 from dsec.images.lazy.laid_out import LaidOut, lay_out_image
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.published_traces import publish_traces, pull_traces
+from dsec.images.lazy.pulled import PulledFrom, note_pulled
 from dsec.images.lazy.whole import fetch_whole
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
@@ -203,6 +205,9 @@ async def pull_image(
             lambda: images.add_image(name or document.name, digests, document.config, source=source)
         )
     await pull_traces(images, made, reference, store)
+    # The image is here, and a full disk may not take that back for the sake of a note.
+    with suppress(OSError):
+        note_pulled(images.root, made.image_id, PulledFrom(reference=reference, store=store.url))
     return made
 
 

@@ -20,6 +20,7 @@ from dsec.images.lazy.client import LAZY, LayerDaemon
 from dsec.images.lazy.collection.holder import holder_of
 from dsec.images.lazy.collection.roots import pin, unpin
 from dsec.images.lazy.origins import REGISTRY_SCHEME
+from dsec.images.lazy.pulled import forget_others
 from dsec.images.lazy.whole import PULLS, WITHOUT_BOUND
 from dsec.images.store import LocalImageStore
 from dsec.model.image import LayerFormat
@@ -59,6 +60,9 @@ async def collect_local(
         dry_run: only say what would be taken from the cache.
     """
     needed = await anyio.to_thread.run_sync(_lazy_layers, images)
+    if not dry_run:
+        known = frozenset(image.image_id for image in await anyio.to_thread.run_sync(images.list))
+        await anyio.to_thread.run_sync(forget_others, images.root, known)
     layers, freed_bytes = await anyio.to_thread.run_sync(lambda: _prune(images, daemon, needed, dry_run=dry_run))
     report = LocalCollectionReport(cached_layers=layers, freed_bytes=freed_bytes, is_dry_run=dry_run)
     return report if dry_run else await _pins(images, needed, store_url, report)

@@ -1,0 +1,55 @@
+"""Where the images of this host were pulled from: their references, by which their documents are found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dsec.images.durable import write_atomically
+
+_VERSION = 1
+_DIRECTORY = "pulled"
+
+
+class PulledFrom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``pulled/<image id>.json`` (docs/formats/image-store.md).
+
+    Attributes:
+        version: of this format.
+        reference: of the published image.
+        store: URL of the object store that it was pulled from last.
+    """
+
+    version: int = _VERSION
+    reference: str
+    store: str
+
+
+def note_pulled(images: Path, image_id: str, pulled: PulledFrom) -> None:
+    """Note where an image was pulled from. Raises `OSError`."""
+    directory = images / _DIRECTORY
+    directory.mkdir(mode=0o700, exist_ok=True)
+    write_atomically(_file(images, image_id), msgspec.json.encode(pulled))
+
+
+def pulled_from(images: Path, image_id: str) -> PulledFrom | None:
+    """Return where an image was pulled from; None: it was not, or that is not known any more."""
+    try:
+        found = msgspec.json.decode(_file(images, image_id).read_bytes(), type=PulledFrom)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if found.version == _VERSION else None
+
+
+def forget_others(images: Path, image_ids: frozenset[str]) -> None:
+    """Forget where images were pulled from that are not among these."""
+    kept = {_file(images, image_id) for image_id in image_ids}
+    directory = images / _DIRECTORY
+    for file in list(directory.glob("*.json")) if directory.exists() else ():
+        if file not in kept:
+            file.unlink(missing_ok=True)
+
+
+def _file(images: Path, image_id: str) -> Path:
+    return images / _DIRECTORY / f"{image_id.removeprefix('sha256:')}.json"

@@ -1,0 +1,162 @@
+"""The origins of a layer: read everything that each has of it, and put what is wrong there anew from what is here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio.to_thread
+
+from dsec.base.errors import DsecError
+from dsec.images.lazy.cached_layer import DATA, write_at
+from dsec.images.lazy.client import LAZY
+from dsec.images.lazy.collection.objects import Part
+from dsec.images.lazy.conversion import fetch_manifest
+from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.origins import REGISTRY_SCHEME, open_origin
+from dsec.images.lazy.source import ChunkSource
+from dsec.images.lazy.stored import CHUNK_BYTES, encode
+from dsec.images.lazy.verifying.fetched import fetch_pieces
+from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, some, words
+from dsec.images.lazy.verifying.pieces import Piece, PieceFile, pieces_of
+from dsec.images.store import LocalImageStore
+from dsec.stores.objects import ObjectStore
+from dsec.stores.opening import open_store
+
+
+class OriginCheck:
+    """The check of one layer's origins.
+
+    Args:
+        images: the image store.
+        subject: the layer.
+        manifest: its manifest.
+        origins: URLs of its origins.
+        options: how.
+
+    Attributes:
+        filled: the numbers of the chunks that were put into `fill_into`.
+    """
+
+    def __init__(
+        self,
+        images: LocalImageStore,
+        subject: Subject,
+        manifest: LayerManifest,
+        origins: Sequence[str],
+        options: VerifyOptions,
+    ) -> None:
+        self._images = images
+        self._subject = subject
+        self._manifest = manifest
+        self._origins = tuple(origins)
+        self._options = options
+        self.filled: set[int] = set()
+
+    async def check(self, url: str, fill_into: int | None) -> Finding:
+        """Fetch everything of the layer from one origin.
+
+        Args:
+            url: the origin.
+            fill_into: descriptor of a file that gets what is fetched and not in it yet; None: nothing does.
+        """
+        suffix = " registry" if url.startswith(REGISTRY_SCHEME) else " store"
+        try:
+            source = await anyio.to_thread.run_sync(open_origin, url)
+        except DsecError as error:
+            return self._subject.bad(words(error), node=url, suffix=suffix, advice=f"see that {url} can be reached")
+        pieces, done = _distinct(pieces_of(self._manifest)), 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            self._options.progress(f"{self._subject.part}{suffix}", done, len(pieces))
+
+        failures = await fetch_pieces([source], pieces, lambda *got: self._take(fill_into, *got), advance)
+        problems = {str(piece): words(error) for piece, error in failures.items()}
+        if suffix == " store":
+            problems |= await self._manifest_problem(url)
+        if not problems:
+            return self._subject.good(f"{len(pieces)} pieces in {url}, hashes matched", node=url, suffix=suffix)
+        named = some([f"{what}: {why}" for what, why in sorted(problems.items())])
+        detail = f"{len(problems)} of {len(pieces) + 1} pieces in {url} cannot be had: {named}"
+        advice = f"publish the image again from a host that has it whole; check the disk of {url}"
+        if suffix == " registry":
+            return self._subject.bad(detail, node=url, suffix=suffix, advice=f"push the image to {url} again")
+        if not self._options.repair:
+            advice = f"--repair puts there what this host or another origin has; or {advice}"
+            return self._subject.bad(detail, node=url, suffix=suffix, advice=advice)
+        left = await self._put_anew(url, list(failures), fix_manifest="manifest" in problems)
+        if left:
+            return self._subject.bad(f"{detail}. Of these, {some(left)}", node=url, suffix=suffix, advice=advice)
+        detail = f"{detail}. They were put there anew"
+        return self._subject.good(detail, node=url, suffix=suffix, repaired=True)
+
+    async def _take(self, fill_into: int | None, piece: Piece, content: bytes) -> None:
+        if fill_into is None or piece.is_metadata:
+            return
+        for place, ref in enumerate(self._manifest.chunks):
+            if ref.id == piece.ref.id and place not in self.filled:
+                await anyio.to_thread.run_sync(write_at, fill_into, content, place * CHUNK_BYTES)
+                self.filled.add(place)
+
+    async def _manifest_problem(self, url: str) -> dict[str, str]:
+        try:
+            await fetch_manifest(await anyio.to_thread.run_sync(open_store, url), self._manifest.id)
+        except DsecError as error:
+            return {"manifest": words(error)}
+        return {}
+
+    async def _put_anew(self, url: str, pieces: Sequence[Piece], *, fix_manifest: bool) -> list[str]:
+        """Put pieces into a store again; return what could not be, and why."""
+        store = await anyio.to_thread.run_sync(open_store, url)
+        others = [await anyio.to_thread.run_sync(open_origin, other) for other in self._origins if other != url]
+        left: list[str] = []
+        try:
+            for piece in pieces:
+                if (problem := await self._put_piece(store, others, piece)) is not None:
+                    left.append(f"{piece} {problem}")
+            if fix_manifest and not left:
+                await _put(store, Part.manifest(self._manifest.id), self._manifest.data)
+        except DsecError as error:
+            left.append(f"the rest cannot be put: {words(error)}")
+        finally:
+            await store.aclose()
+        return left
+
+    async def _put_piece(self, store: ObjectStore, others: Sequence[ChunkSource], piece: Piece) -> str | None:
+        content = await anyio.to_thread.run_sync(self._local, piece)
+        if content is None:
+            got: list[bytes] = []
+
+            async def take(_: Piece, found: bytes) -> None:
+                got.append(found)
+
+            await fetch_pieces(others, [piece], take, lambda: None)
+            if not got:
+                return "is neither here nor in another origin"
+            content = got[0]
+        name, stored = await anyio.to_thread.run_sync(encode, content)
+        return await _put(store, Part.chunk(name), stored)
+
+    def _local(self, piece: Piece) -> bytes | None:
+        """Return a piece from a file of this host, verified."""
+        layers = self._images.root / "layers" / self._subject.digest.removeprefix("sha256:")
+        files: tuple[Path, ...] = (
+            layers / "layer.erofs",
+            self._images.root / LAZY / "cache" / self._manifest.id / DATA,
+        )
+        found = (PieceFile(file, self._manifest).content(piece) for file in files)
+        return next((content for content in found if content is not None), None)
+
+
+async def _put(store: ObjectStore, part: Part, data: bytes) -> str | None:
+    if await store.head(part.tombstone_key) is not None:
+        return "is being deleted there, since nothing published needs it: publish the image again"
+    await store.put(part.key, data)
+    return None
+
+
+def _distinct(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces without those that are the same chunk as one before."""
+    return list({piece.ref.id: piece for piece in reversed(pieces)}.values())[::-1]

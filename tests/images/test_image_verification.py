@@ -1,0 +1,435 @@
+"""Verification names exactly what is wrong, and repair makes it good: real files, bit by bit, chunk by chunk."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from dsec.cli.main import cli
+from dsec.images.lazy.collection.objects import Part, TombstoneState
+from dsec.images.lazy.collection.roots import unpublish
+from dsec.images.lazy.conversion import LayerFile, fetch_manifest, publish
+from dsec.images.lazy.document import image_key, name_in
+from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.lazy.stored import CHUNK_BYTES, name_of
+from dsec.images.lazy.verification import verify_image
+from dsec.images.lazy.verifying.findings import Finding, VerifyOptions
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageConfig
+from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.image_hosts import ImageHosts, image_hosts
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+T = TypeVar("T")
+_NODE = "n0de1d"
+_DATA = random.Random(11).randbytes(9 << 20)
+
+
+def _run(act: Callable[[], Awaitable[T]]) -> T:
+    return anyio.run(act)
+
+
+class _Image:
+    """An image of two layers, published by one host and pulled by another, which looks at it."""
+
+    def __init__(self, hosts: ImageHosts, root: Path, *, eager: bool) -> None:
+        self.hosts = hosts
+        here = hosts.host("here")
+        digests = []
+        for name, content in (("small", b"s" * 5000), ("data", _DATA)):
+            tree = root / name
+            tree.mkdir()
+            (tree / name).write_bytes(content)
+            digests.append(here.add_layer(tree))
+        here.add_image("mine:v1", digests, ImageConfig(), source="test")
+        self.reference = _run(lambda: publish_image(here, "mine:v1", hosts.objects)).reference
+        self.store = hosts.host("there")
+        self.digests = digests
+        _run(lambda: pull_image(self.store, self.reference, hosts.objects, eager=eager))
+        self.paths = self.store.mount(["mine:v1"]).layer_paths
+        self.objects = root / "objects/layers"
+        record = self.store.stored_layer(digests[1])[1]
+        self.manifest: LayerManifest = _run(lambda: fetch_manifest(hosts.objects, record.manifest))
+
+    @property
+    def directory(self) -> Path:
+        """Of the second layer in the image store."""
+        return self.store.root / "layers" / self.digests[1].removeprefix("sha256:")
+
+    @property
+    def cached(self) -> Path:
+        return self.store.root / "lazy/cache" / self.manifest.id / "data"
+
+    def chunk_object(self, place: int) -> Path:
+        return self.objects.parent / Part.chunk(self.manifest.chunks[place].id).key
+
+    def read(self) -> bytes:
+        return (self.paths[1] / "data").read_bytes()
+
+    def findings(self, *, full: bool = False, repair: bool = False) -> dict[str, Finding]:
+        options = VerifyOptions(node=_NODE, store_url=self.hosts.objects.url, full=full, repair=repair)
+
+        async def collect() -> dict[str, Finding]:
+            found = verify_image(self.store, "mine:v1", self.hosts.daemon(), options)
+            return {finding.part: finding async for finding in found}
+
+        return anyio.run(collect)
+
+    def bad(self, *, full: bool = False, repair: bool = False) -> dict[str, Finding]:
+        return {part: finding for part, finding in self.findings(full=full, repair=repair).items() if not finding.ok}
+
+    def is_good(self) -> bool:
+        return not self.bad(full=True)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[ImageHosts]:
+    with image_hosts(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def lazy(hosts: ImageHosts, tmp_path: Path) -> _Image:
+    return _Image(hosts, tmp_path, eager=False)
+
+
+@pytest.fixture
+def whole(hosts: ImageHosts, tmp_path: Path) -> _Image:
+    return _Image(hosts, tmp_path, eager=True)
+
+
+def _flip(path: Path, at: int) -> None:
+    """Turn over one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+def _swap(path: Path, one: int, other: int) -> None:
+    """Exchange two chunks of a file."""
+    with path.open("r+b") as file:
+        contents = []
+        for place in (one, other):
+            file.seek(place * CHUNK_BYTES)
+            contents.append(file.read(CHUNK_BYTES))
+        for place, content in zip((other, one), contents, strict=True):
+            file.seek(place * CHUNK_BYTES)
+            file.write(content)
+
+
+# Whole layers.
+
+
+def _flip_one(file: Path) -> None:
+    _flip(file, CHUNK_BYTES + 12_345)
+
+
+def _swap_two(file: Path) -> None:
+    _swap(file, 0, 1)
+
+
+def _cut(file: Path) -> None:
+    os.truncate(file, CHUNK_BYTES + 4096)
+
+
+def _lose(file: Path) -> None:
+    file.unlink()
+
+
+def _empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (_flip_one, "1 of 3 chunks do not verify: chunk 1"),
+        (_swap_two, "2 of 3 chunks do not verify: chunk 0, chunk 1"),
+        (_cut, "2 of 3 chunks do not verify: chunk 1, chunk 2"),
+        (_lose, "3 of 3 chunks do not verify"),
+        (_empty, "3 of 3 chunks do not verify"),
+    ],
+)
+def test_a_whole_layer_that_was_pulled_is_named_by_its_chunks_and_mended(
+    whole: _Image, damage: Callable[[Path], None], named: str
+) -> None:
+    assert whole.is_good()
+    damage(whole.directory / "layer.erofs")
+    bad = whole.bad()
+    assert set(bad) == {"layer-2"}
+    assert named in bad["layer-2"].detail
+    assert (bad["layer-2"].node, bad["layer-2"].layer) == (_NODE, whole.digests[1])
+    assert "--repair" in bad["layer-2"].advice
+    repaired = whole.findings(repair=True)["layer-2"]
+    assert (repaired.ok, repaired.repaired) == (True, True)
+    assert whole.is_good()
+    if damage is not _lose:  # Its mount has the lost file, which is sound.
+        assert whole.read() == _DATA
+
+
+def test_a_whole_layer_is_mended_under_a_reader_who_goes_on(whole: _Image) -> None:
+    with (whole.paths[1] / "data").open("rb") as file:
+        assert file.read(5000) == _DATA[:5000]
+        _flip_one(whole.directory / "layer.erofs")
+        whole.findings(repair=True)
+        assert file.read() == _DATA[5000:]
+
+
+def test_a_whole_layer_that_cannot_be_had_again_says_where_it_was_asked_for(whole: _Image) -> None:
+    _flip_one(whole.directory / "layer.erofs")
+    whole.chunk_object(1).unlink()
+    bad = whole.bad(repair=True)
+    assert "chunk 1: " in bad["layer-2"].detail
+    assert whole.hosts.objects.url in bad["layer-2"].advice
+
+
+def test_a_layer_that_was_made_here_is_named_by_its_hash(hosts: ImageHosts, tmp_path: Path) -> None:
+    image = _Image(hosts, tmp_path, eager=False)
+    image.store = hosts.host("here")
+    path, _ = image.store.stored_layer(image.digests[1])
+    _flip_one(path)
+    bad = image.bad(repair=True)
+    assert set(bad) == {"layer-2"}
+    assert f"expected {image.digests[1][7:19]}" in bad["layer-2"].detail
+    assert "import or pull layer-2 again" in bad["layer-2"].advice
+    os.truncate(path, 1)
+    assert set(image.bad()) == {"layer-2"}
+
+
+# What is cached.
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [(_flip_one, "chunk 1"), (_swap_two, "chunk 0, chunk 1"), (_empty, "chunk 0, chunk 1, chunk 2")],
+)
+def test_a_cached_layer_is_named_by_its_chunks_and_fetched_again(
+    lazy: _Image, damage: Callable[[Path], None], named: str
+) -> None:
+    assert lazy.read() == _DATA
+    assert lazy.is_good()
+    damage(lazy.cached)
+    finding = lazy.bad(repair=False)["layer-2 cache"]
+    assert named in finding.detail
+    assert finding.node == _NODE
+    assert lazy.read() == _DATA
+    damage(lazy.cached)
+    repaired = lazy.findings(repair=True)["layer-2 cache"]
+    assert (repaired.ok, repaired.repaired) == (True, True)
+    assert lazy.is_good()
+
+
+# Records and manifests.
+
+
+def _other(path: Path) -> None:
+    """Put the file of the other layer in its place."""
+    mine = path.parent.name
+    (other,) = (each for each in path.parent.parent.iterdir() if each.name != mine)
+    path.write_bytes((other / path.name).read_bytes())
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(b"{")
+
+
+@pytest.mark.parametrize("file", ["layer.json", "manifest.json"])
+@pytest.mark.parametrize("damage", [_garbage, _lose, _other])
+def test_what_is_written_down_of_a_lazy_layer_is_named_and_written_anew(
+    lazy: _Image, file: str, damage: Callable[[Path], None]
+) -> None:
+    damage(lazy.directory / file)
+    bad = lazy.bad()
+    assert set(bad) == {"manifest of layer-2"}
+    assert "manifest" not in lazy.findings()
+    assert bad["manifest of layer-2"].layer == lazy.digests[1]
+    repaired = lazy.findings(repair=True)["manifest of layer-2"]
+    assert (repaired.ok, repaired.repaired) == (True, True)
+    assert lazy.is_good()
+    assert lazy.read() == _DATA
+
+
+@pytest.mark.parametrize("damage", [_garbage, _lose, _other])
+def test_the_record_of_a_whole_layer_is_written_anew_from_its_file(
+    whole: _Image, damage: Callable[[Path], None]
+) -> None:
+    damage(whole.directory / "layer.json")
+    assert set(whole.bad()) == {"manifest of layer-2"}
+    assert whole.findings(repair=True)["manifest of layer-2"].repaired
+    assert whole.is_good()
+
+
+def test_a_manifest_comes_from_the_cache_where_its_store_has_lost_it(lazy: _Image) -> None:
+    (lazy.directory / "manifest.json").unlink()
+    shutil.rmtree(lazy.objects / "manifests")
+    assert lazy.findings(repair=True)["manifest of layer-2"].repaired
+
+
+def test_what_nobody_has_is_said(lazy: _Image) -> None:
+    (lazy.directory / "layer.json").unlink()
+    (lazy.directory / "manifest.json").unlink()
+    shutil.rmtree(lazy.objects)
+    bad = lazy.bad(repair=True)
+    assert "cannot be written anew" in bad["manifest of layer-2"].detail
+    assert "pull or import" in bad["manifest of layer-2"].advice
+
+
+# Stores.
+
+
+def _swap_objects(lazy: _Image) -> None:
+    one, other = lazy.chunk_object(0), lazy.chunk_object(1)
+    contents = one.read_bytes(), other.read_bytes()
+    one.write_bytes(contents[1])
+    other.write_bytes(contents[0])
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda lazy: _flip(lazy.chunk_object(1), 99), ["chunk 1: "]),
+        (lambda lazy: os.truncate(lazy.chunk_object(1), 99), ["chunk 1: "]),
+        (lambda lazy: _garbage(lazy.chunk_object(1)), ["chunk 1: "]),
+        (lambda lazy: lazy.chunk_object(1).unlink(), ["chunk 1: it is not there"]),
+        (_swap_objects, ["chunk 0: ", "chunk 1: "]),
+        (lambda lazy: _garbage(lazy.objects / f"manifests/{lazy.manifest.id}.json"), ["manifest: "]),
+        (lambda lazy: (lazy.objects / f"manifests/{lazy.manifest.id}.json").unlink(), ["manifest: it is not there"]),
+    ],
+)
+def test_what_is_wrong_in_a_store_is_named_and_put_there_anew_from_here(
+    lazy: _Image, damage: Callable[[_Image], None], named: list[str]
+) -> None:
+    assert lazy.read() == _DATA
+    damage(lazy)
+    assert lazy.bad() == {}
+    finding = lazy.bad(full=True)["layer-2 store"]
+    assert all(name in finding.detail for name in named)
+    assert finding.node == lazy.hosts.objects.url
+    repaired = lazy.findings(full=True, repair=True)["layer-2 store"]
+    assert (repaired.ok, repaired.repaired) == (True, True)
+    assert lazy.is_good()
+
+
+def test_what_this_host_has_not_got_is_put_anew_from_another_origin(lazy: _Image, tmp_path: Path) -> None:
+    shutil.copytree(tmp_path / "objects", tmp_path / "second")
+    second = FolderObjectStore(tmp_path / "second")
+    _run(lambda: pull_image(lazy.store, lazy.reference, second))
+    lazy.chunk_object(1).unlink()
+    bad = lazy.bad(full=True)
+    assert [finding.node for finding in bad.values()] == [lazy.hosts.objects.url]
+    assert lazy.findings(full=True, repair=True)["layer-2 store"].ok
+    assert lazy.is_good()
+
+
+def test_what_nobody_has_stays_wrong_and_is_named(lazy: _Image) -> None:
+    lazy.chunk_object(1).unlink()
+    bad = lazy.bad(full=True, repair=True)
+    assert "chunk 1 is neither here nor in another origin" in bad["layer-2 store"].detail
+    assert "publish the image again" in bad["layer-2 store"].advice
+
+
+def test_a_store_is_not_given_what_it_is_deleting(lazy: _Image) -> None:
+    assert lazy.read() == _DATA
+    lazy.chunk_object(1).unlink()
+    tombstone = lazy.objects.parent / Part.chunk(lazy.manifest.chunks[1].id).tombstone_key
+    tombstone.parent.mkdir(parents=True)
+    tombstone.write_bytes(TombstoneState.DELETED.value)
+    assert "being deleted" in lazy.bad(full=True, repair=True)["layer-2 store"].detail
+
+
+def test_a_store_that_is_not_there_is_named(lazy: _Image, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "objects")
+    bad = lazy.bad(full=True)
+    assert bad["layer-2 store"].node == lazy.hosts.objects.url
+    assert bad["document"].node in ("", lazy.hosts.objects.url) if "document" in bad else True
+
+
+# The document, and lies.
+
+
+def test_a_document_that_was_changed_or_unpublished_is_named(lazy: _Image) -> None:
+    found = lazy.findings(full=True)["document"]
+    assert (found.ok, found.node) == (True, lazy.hosts.objects.url)
+    path = lazy.objects.parent / image_key(name_in(lazy.reference))
+    _flip(path, 10)
+    assert "its name is" in lazy.bad(full=True)["document"].detail
+    _flip(path, 10)
+    _run(lambda: unpublish(lazy.hosts.objects, lazy.reference))
+    assert "unpublished" in lazy.findings(full=True)["document"].detail
+    assert lazy.is_good()
+
+
+def test_chunks_that_make_another_layer_than_their_manifest_says_are_found(hosts: ImageHosts, tmp_path: Path) -> None:
+    image = _Image(hosts, tmp_path, eager=False)
+    here = hosts.host("here")
+    path, record = here.stored_layer(image.digests[1])
+    lying = LayerFile(path, "sha256:" + "0" * 64, record.entries)
+    manifest = _run(lambda: publish(lying, hosts.objects)).manifest
+    data = msgspec.json.encode(
+        {
+            "version": 1,
+            "name": "x",
+            "config": {},
+            "source": "",
+            "layers": [{"digest": lying.layer, "manifest": manifest}],
+        }
+    )
+    _run(lambda: hosts.objects.put(image_key(name_of(data)), data))
+    image.store = hosts.host("third")
+    _run(lambda: pull_image(image.store, f"b3:{name_of(data)}", hosts.objects, name="mine:v1"))
+    assert image.bad() == {}
+    bad = image.bad(full=True)
+    assert set(bad) == {"layer-1"}
+    assert "expected 000000000000..., got " in bad["layer-1"].detail
+    assert "publish the image again" in bad["layer-1"].advice
+
+
+def test_progress_is_told_and_memory_is_bounded(lazy: _Image) -> None:
+    told: list[tuple[str, int, int]] = []
+    options = VerifyOptions(
+        node=_NODE, store_url="", full=True, progress=lambda part, done, total: told.append((part, done, total))
+    )
+
+    async def go() -> None:
+        async for finding in verify_image(lazy.store, "mine:v1", lazy.hosts.daemon(), options):
+            assert finding.ok
+
+    anyio.run(go)
+    assert ("layer-2 store", 4, 4) in told
+
+
+def test_the_command_names_part_and_node_and_exits_by_what_it_found(hosts: ImageHosts, tmp_path: Path) -> None:
+    runner, state = CliRunner(), str(tmp_path / "state")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "data").write_bytes(_DATA[: 5 << 20])
+    store = LocalImageStore(Path(state) / "images")
+    digest = store.add_layer(tree)
+    store.add_image("agent-runtime:v2.3", [digest], ImageConfig(), source="test")
+    path, _ = store.stored_layer(digest)
+    store.close()
+    (Path(state) / "node.id").write_text("abc123\n")
+    command = ["--state-dir", state, "image", "verify", "--image", "agent-runtime:v2.3", "--full"]
+    result = runner.invoke(cli, command)
+    assert (result.exit_code, result.output.splitlines()[0]) == (0, "[manifest] OK (1 layers, 0 of them lazy)")
+    _flip(path, 3 << 20)
+    result = runner.invoke(cli, command)
+    assert result.exit_code == 70
+    assert "[layer-1] FAILED on abc123 (hash mismatch" in result.output
+    assert "advice: import or pull layer-1 again" in result.output
+    (_, finding) = json.loads(runner.invoke(cli, [*command, "--json"]).output)
+    assert (finding["part"], finding["node"], finding["ok"], finding["layer"]) == ("layer-1", "abc123", False, digest)
