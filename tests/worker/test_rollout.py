@@ -17,14 +17,18 @@ import pytest
 from dsec.base.clock import SystemClock
 from dsec.base.errors import (
     AlreadyExistsError,
+    DsecError,
     InvalidRequestError,
     NodeUnavailableError,
     StateCorruptedError,
     StateLockedError,
     UnknownOutcomeError,
 )
+from dsec.distribution.prefetch import PrefetchProgress
+from dsec.model.prefetch import PrefetchHint
 from dsec.model.process import CommandRequest, CommandResult
 from dsec.model.sandbox import SandboxSpec
+from dsec.service.prefetch import PrefetchService
 from dsec.testing.faulty_service import Box, FaultyService, ran, reward
 from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
@@ -77,6 +81,7 @@ async def run(
     service: FaultyService | None = None,
     observer: Observer | None = None,
     policy: str = "oracle",
+    prefetches: PrefetchService | None = None,
     **settings: Any,
 ) -> Summary:
     tasks = discover(root / "tasks").tasks
@@ -92,6 +97,7 @@ async def run(
             output=output,
             clock=SystemClock(),
             observer=observer,
+            prefetches=prefetches,
         ).run()
 
 
@@ -111,6 +117,42 @@ async def test_every_attempt_at_every_task_has_a_result(root: Path) -> None:
     assert exit_code(summary) == 0
     assert json.loads((root / "out" / "summary.json").read_bytes())["outcomes"]["passed"] == 6
     assert (root / "out" / "attempts" / "a" / "2" / "trajectory.jsonl").exists()
+
+
+class Told:
+    """Hears what comes next."""
+
+    def __init__(self, error: DsecError | None = None) -> None:
+        self.hints: list[tuple[str, ...]] = []
+        self._error = error
+
+    async def hint(self, hint: PrefetchHint) -> PrefetchProgress:
+        self.hints.append(tuple(image for step in hint.steps for image in step.images))
+        if self._error is not None:
+            raise self._error
+        return PrefetchProgress()
+
+
+async def test_the_images_of_the_next_tasks_are_told_and_nothing_at_the_end(
+    make_task: MakeTask, tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c", "d", "e"):
+        make_task(name, toml=f'[environment]\ndocker_image = "image-{name}"\n')
+    told = Told()
+    await run(tmp_path, prefetches=told, attempts=1)
+    assert told.hints == [
+        ("image-b", "image-c", "image-d"),
+        ("image-c", "image-d", "image-e"),
+        ("image-d", "image-e"),
+        ("image-e",),
+        (),
+    ]
+    deaf = Told(NodeUnavailableError("not now"))
+    (tmp_path / "again").mkdir()
+    (tmp_path / "tasks").rename(tmp_path / "again/tasks")
+    summary = await run(tmp_path / "again", prefetches=deaf, attempts=1)
+    assert summary.outcomes["passed"] == 5
+    assert len(deaf.hints) == 1, "who cannot be told is not told again"
 
 
 @pytest.mark.parametrize("kill_after", range(1, 6))

@@ -27,6 +27,7 @@ from dsec.service.migration import ID_LENGTH, PREFIX, MigrationOffer
 from dsec.service.peers import HasPeerSide, Peer
 from dsec.service.pools import HasPools, PoolService
 from dsec.service.port import CommandStream, SandboxService
+from dsec.service.prefetch import HasPrefetch
 from dsec.service.state import HasState, StateService
 from dsec.service.tracking import HasTracker, TrackerService
 
@@ -71,6 +72,12 @@ async def images(call: Call) -> object:
 
 async def capabilities(call: Call) -> object:
     return await call.service.capabilities()
+
+
+async def prefetch(call: Call) -> object:
+    if not isinstance(call.service, HasPrefetch):
+        raise CapabilityMissingError("this service prefetches nothing", resolution="talk to a node")
+    return await call.service.prefetch.hint(call.body)
 
 
 def _pools(call: Call) -> PoolService:
@@ -422,8 +429,8 @@ VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
     **{
         handler.__name__: handler
         for handler in (
-            health, openapi, node, images, capabilities, create, inspect, remove, statistics, extend, pause, resume,
-            rollback, end_processes, stop, run, start_process, list_processes, wait_process, signal_process,
+            health, openapi, node, images, prefetch, capabilities, create, inspect, remove, statistics, extend, pause,
+            resume, rollback, end_processes, stop, run, start_process, list_processes, wait_process, signal_process,
             open_session, run_in_session, close_session, write_file, remove_file, stat_file, list_files,
             make_directory, move_file, upload, list_pools, set_pool, remove_pool, events,
             checkpoint, list_checkpoints, remove_checkpoint, fork, snapshot, list_snapshots, restore, remove_snapshot,

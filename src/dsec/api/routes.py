@@ -14,6 +14,7 @@ import msgspec
 from dsec.api import wire
 from dsec.api.wire import invalid_body
 from dsec.distribution.messages import Acknowledgement, Announcement, Lookup, LookupReply, Report
+from dsec.distribution.prefetch import PrefetchProgress
 from dsec.model.capability import CapabilityReport
 from dsec.model.event import NodeEvent
 from dsec.model.files import FileInfo
@@ -22,6 +23,7 @@ from dsec.model.image import ImageInfo
 from dsec.model.node import NodeInfo
 from dsec.model.peer_proof import Hello, HelloAnswer
 from dsec.model.pool import PoolInfo
+from dsec.model.prefetch import PrefetchHint
 from dsec.model.process import CommandRequest, CommandResult, ProcessInfo, SessionCommand, SessionInfo, SessionRequest
 from dsec.model.sandbox import Lifetime, SandboxInfo, SandboxState, SandboxStats
 from dsec.model.state import (
@@ -229,6 +231,9 @@ _TABLE: tuple[Route, ...] = (
     Route(name="node", method="GET", path="/v1/node", summary="Say which node this is, and what its host has.",
           result=NodeInfo),
     Route(name="images", method="GET", path="/v1/images", summary="List the images.", result=list[ImageInfo]),
+    Route(name="prefetch", method="PUT", path="/v1/images/prefetch",
+          summary="Say what comes next, so that what it reads of images is brought before.",
+          body=PrefetchHint, result=PrefetchProgress),
     Route(name="capabilities", method="GET", path="/v1/capabilities", summary="Say what the node can enforce.",
           result=list[CapabilityReport]),
     Route(name="list_pools", method="GET", path="/v1/pools", summary="List the pools of ready sandboxes.",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import anyio
 
     from dsec.service.port import SandboxService
+    from dsec.service.prefetch import PrefetchService
     from dsec.verification.outcome import Outcome
     from dsec.worker.job import JobEnd, RolloutRequest
 
@@ -169,9 +170,20 @@ class _Job:
                     observer=observer,
                     stop=stop,
                     open_episodes=open_watched_worker if self.agent.worker is None else there,
+                    prefetches=_prefetches(service),
                 )
             group.cancel_scope.cancel()
         return end
+
+
+def _prefetches(service: SandboxService) -> PrefetchService | None:
+    from dsec.base.errors import CapabilityMissingError
+    from dsec.sdk.prefetch import prefetches_of
+
+    try:
+        return prefetches_of(service)
+    except CapabilityMissingError:
+        return None
 
 
 async def _stop_on_signal(stop: anyio.Event) -> None:

@@ -17,6 +17,7 @@ from dsec.episode.operations import RoundRecord
 from dsec.model.capability import CapabilityReport
 from dsec.service.episodes import EpisodeService
 from dsec.service.port import SandboxService
+from dsec.service.prefetch import PrefetchService
 from dsec.verification.attempt_result import AttemptResult
 from dsec.worker.layout import REPORT_NAME, WORKER_NAME
 from dsec.worker.manifest import make_manifest, write_durably
@@ -139,6 +140,7 @@ async def run_rollout(
     observer: RolloutObserver | None = None,
     stop: anyio.Event | None = None,
     open_episodes: OpenEpisodes = open_rollout_worker,
+    prefetches: PrefetchService | None = None,
 ) -> JobEnd:
     """Run (or go on with) a rollout and write its results, summary and report.
 
@@ -152,6 +154,7 @@ async def run_rollout(
         stop: when set, attempts in flight are ended, their sandboxes removed, and the sums of what is finished written;
             episodes stay as they are, for the next run.
         open_episodes: opens the worker of attempts that are episodes.
+        prefetches: is told which images come next; None: nobody is.
 
     Raises:
         DsecError: tasks are broken, `out` holds something else, or results cannot be written.
@@ -181,6 +184,7 @@ async def run_rollout(
                 observer=observer,
                 episodes=episodes,
                 options=request.episodes,
+                prefetches=prefetches,
             )
             interrupted = await _run_until(rollout, stop)
             results = list(output.results.values())

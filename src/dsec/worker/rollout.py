@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, InvalidRequestError, NotFoundError
@@ -18,9 +19,11 @@ from dsec.episode.spec import EpisodeFilter, EpisodeState
 from dsec.model.sandbox import SandboxFilter
 from dsec.service.episodes import EpisodeService
 from dsec.service.port import SandboxService
+from dsec.service.prefetch import PrefetchService
 from dsec.verification.attempt_result import AttemptResult
 from dsec.verification.outcome import Outcome
 from dsec.worker.attempt import Attempt, AttemptContext
+from dsec.worker.coming import ComingAttempts
 from dsec.worker.episode_attempt import EpisodeAttempt
 from dsec.worker.episodes.environments.sandboxes import EPISODE_KEY
 from dsec.worker.output import OutputDirectory
@@ -86,6 +89,7 @@ class Rollout:
         observer: RolloutObserver | None = None,
         episodes: EpisodeService | None = None,
         options: EpisodeOptions = EpisodeOptions(),
+        prefetches: PrefetchService | None = None,
     ) -> None:
         check_settings(settings)
         self._service = service
@@ -98,6 +102,7 @@ class Rollout:
         self._observer = observer or SilentObserver()
         self._episodes = episodes
         self._options = options
+        self._prefetches = prefetches
         self._decided: set[tuple[str, int]] = set()
         self._attempt = Attempt if policy.episode is None else EpisodeAttempt
 
@@ -113,13 +118,13 @@ class Rollout:
         await self._look_for_decided()
         await self.sweep()
         context = self._context()
-        queue = self._queue()
+        queue = ComingAttempts(self._queue(), self._prefetches, self._output.manifest.rollout_id)
         planned = len(self._tasks) * self._settings.attempts
         self._observer.rollout_began(planned=planned, finished=self._finished())
         try:
             async with anyio.create_task_group() as lanes:
                 for lane in range(min(self._settings.concurrency, max(1, planned))):
-                    lanes.start_soon(self._lane, lane, queue, context)
+                    lanes.start_soon(self._lane, lane, queue, context, lanes)
         except ExceptionGroup as group:
             raise _first(group) from group
         await self.sweep()
@@ -196,9 +201,10 @@ class Rollout:
                 if not self._is_finished(task.name, attempt):
                     yield task, attempt
 
-    async def _lane(self, lane: int, queue: Iterator[tuple[Task, int]], context: AttemptContext) -> None:
+    async def _lane(self, lane: int, queue: ComingAttempts, context: AttemptContext, lanes: TaskGroup) -> None:
         # All lanes share one iterator: no lane awaits while it takes the next item.
         for task, number in queue:
+            lanes.start_soon(queue.tell)
             self._observer.attempt_began(task.name, number)
             with self._output.open_trajectory(task.name, number) as log:
                 attempt = self._attempt(context, task, number, lane=lane, log=log)
