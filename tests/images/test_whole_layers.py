@@ -33,6 +33,7 @@ from dsec.linux import mounts
 from dsec.linux.processes import ProcessIdentity
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
 from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.countdown import Countdown
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -242,6 +243,7 @@ from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.sharing import pull_image
 from dsec.images.store import LocalImageStore
 from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.countdown import Countdown
 root, objects, reference, has_daemon = Path(sys.argv[1]), FolderObjectStore(Path(sys.argv[2])), sys.argv[3], sys.argv[4]
 lazy = LayerDaemon(root / "lazy", DaemonOptions(store_url=objects.url)) if has_daemon else NoLazyLayers()
 bring_whole = whole.bring_whole
@@ -334,6 +336,52 @@ def _a_layer(number: int) -> LayerManifest:
     piece, metadata = (name, len(stored)), [Extent(0, 8192)]
     layer = f"sha256:{number:064x}"
     return manifests.make(layer, 8192, 1, chunks=[piece], metadata=metadata, metadata_chunks=[piece])
+
+
+def _made_whole(root: Path, tree: Path, lines: int) -> bool:
+    """Import what is here lazily in a process that dies after so many lines of ours; return whether it did."""
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        store = LocalImageStore(root)
+        Countdown(lines, ["images"]).begin()
+        store.add_layer(tree)
+        sys.settrace(None)
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_a_kill_at_any_line_leaves_the_lazy_layer_or_the_whole_one(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a").write_bytes(b"a" * 5000)
+    objects = FolderObjectStore(tmp_path / "objects")
+    origin = LocalImageStore(tmp_path / "origin")
+    origin.add_image("env", [origin.add_layer(tree)], ImageConfig(), source="test")
+    reference = anyio.run(publish_image, origin, "env", objects).reference
+    origin.close()
+    formats, lines, died = set(), 40, True
+    while died:
+        root = tmp_path / str(lines)
+        store = LocalImageStore(root)
+        digest = anyio.run(pull_image, store, reference, objects).layers[0].digest
+        store.close()
+        died = _made_whole(root, tree, lines)
+        store = LocalImageStore(root)
+        path, record = store.stored_layer(digest)
+        formats.add((died, record.format))
+        if record.format is LayerFormat.LAZY:
+            manifests.decode(path.read_bytes(), "test", expected=record.manifest)
+        else:
+            store.verify("env")
+        assert store.add_layer(tree) == digest
+        assert _only_format(store.get("env")) is LayerFormat.EROFS
+        store.verify("env")
+        assert list((root / "staging").iterdir()) == []
+        store.close()
+        remove_tree(root)
+        lines += 37
+    assert formats == {(True, LayerFormat.LAZY), (True, LayerFormat.EROFS), (False, LayerFormat.EROFS)}
 
 
 def test_sandboxes_of_an_image_that_is_deleted_go_on_reading(open_host: OpenHost, published: Published) -> None:

@@ -114,3 +114,27 @@ async def test_layers_go_with_their_last_sandbox_and_come_again_with_the_next(st
             await node.remove(box)
             await anyio.to_thread.run_sync(_wait_unmounted, daemon)
     await anyio.to_thread.run_sync(end_daemon, state_dir / "images/lazy")
+
+
+async def test_no_sandbox_loses_its_layers_to_one_that_goes(state_dir: Path) -> None:
+    """Nothing is kept, so that whatever is not used at a look goes: under the hands of those who come."""
+    objects = await _pulled(state_dir)
+    async with open_node(NodeSettings(state_dir=str(state_dir), store=objects.url, layers_kept_s=0.0)) as node:
+
+        async def come_and_go() -> None:
+            for _ in range(5):
+                box = (await node.create(SandboxSpec(image="guest"))).sandbox_id
+                assert await _said(node, box, "echo here") == "here\n"
+                await node.remove(box)
+
+        async def look() -> None:
+            while True:
+                await node._layer_release.look()
+
+        async with anyio.create_task_group() as lookers:
+            lookers.start_soon(look)
+            async with anyio.create_task_group() as users:
+                for _ in range(2):
+                    users.start_soon(come_and_go)
+            lookers.cancel_scope.cancel()
+    await anyio.to_thread.run_sync(end_daemon, state_dir / "images/lazy")
