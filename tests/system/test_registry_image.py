@@ -53,7 +53,7 @@ async def test_a_sandbox_of_an_image_in_a_registry(
         here.close()
         shutil.rmtree(state_dir / "images")
         there = LocalImageStore(state_dir / "images")
-        await pull_from_registry(there, PullRequest(reference=reference), client)
+        await pull_from_registry(there, PullRequest(reference=reference, name="guest"), client)
         there.close()
         await client.aclose()
         given = tokens.given

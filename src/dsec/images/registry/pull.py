@@ -53,7 +53,7 @@ class PullRequest:
 
     Attributes:
         reference: the image.
-        name: of the image here; None: the one that it was published under; of an ordinary one, repository and tag.
+        name: of the image here; None: its reference, so that an image takes no name that nobody gave it.
         eager: of an image of ours: fetch all of it now.
         progress: takes lines for people.
     """
@@ -96,7 +96,7 @@ async def _pull_ours(
             digests.append(await anyio.to_thread.run_sync(partial(images.add_lazy_layer, layer, origins=origins)))
             if request.eager:
                 await fetch_whole(images, layer, origins=origins, progress=_told(request.progress, layer))
-        name, source = request.name or document.name, f"{document.source} ({found.told})"
+        name, source = request.name or _default_name(found), f"{document.source} ({found.told})"
         made = await anyio.to_thread.run_sync(partial(images.add_image, name, digests, document.config, source=source))
     await pull_traces(images, made, client, found.repository, found.digest)
     return made
@@ -159,7 +159,7 @@ class _OrdinaryPull:
         self._blobs: dict[str, _Blob] = {}
         self._import_request = ImportRequest(
             path=Path(str(request.reference)),
-            name=request.name or _default_name(request.reference, found.digest),
+            name=request.name or _default_name(found),
             progress=request.progress,
             source=found.told,
         )
@@ -275,6 +275,8 @@ async def _threaded(
         return error
 
 
-def _default_name(reference: Reference, digest: str) -> str:
-    """Return the name of an ordinary image here: repository and tag, or a part of the digest where there is no tag."""
-    return f"{reference.repository.path}:{reference.tag or digest.removeprefix('sha256:')[:12]}"
+def _default_name(found: FoundImage) -> str:
+    """Return the name of an image here: where it is, and its tag, or a part of its digest where none was given."""
+    repository, tag = found.repository, found.reference.tag or hex_of(found.digest)[:12]
+    place = repository.path if repository.host.startswith("[") else str(repository)  # Names hold no brackets.
+    return f"{place}:{tag}"
