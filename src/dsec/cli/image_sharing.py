@@ -53,7 +53,7 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
 
 @click.command(name="pull")
 @click.argument("reference")
-@click.option("--name", metavar="NAME", help="Its name here.  [that of its publication; from a registry, its reference]")
+@click.option("--name", metavar="NAME", help="Its name here.  [the one it was published under, or its reference]")
 @click.option("--eager", is_flag=True, help="Fetch all of it now.")
 @json_option
 @pass_options
