@@ -69,9 +69,17 @@ async def test_a_sandbox_has_its_image_s_first_use_brought_then_its_commands_and
         hint = PrefetchHint(sandbox_id=box, steps=(PrefetchStep(images=("python",), command="make"),))
         assert (await node.prefetch.hint(hint)).wanted == 2
         await _wait_told(recorded, box, "pytest", "make")
+        await node.rollback(box)
+        assert (await node.prefetch.hint(hint)).wanted == 2, "a rollback is not the end"
         await node.remove(box)
         await _wait_told(recorded, "stop", box)
-    assert recorded.told == [(box, ""), (box, "pytest"), (box, "pytest", "make"), ("stop", box)]
+    assert recorded.told == [
+        (box, ""),
+        (box, "pytest"),
+        (box, "pytest", "make"),
+        (box, "pytest", "make"),
+        ("stop", box),
+    ]
 
 
 async def test_of_an_image_of_which_nothing_is_known_nothing_is_brought_and_its_first_use_is_kept() -> None:

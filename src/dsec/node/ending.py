@@ -26,6 +26,7 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
 
     The slot is freed last, when no process can hold an id of it any more.
     """
+    core.prefetches.ended(sandbox.sandbox_id)
     end_use(core, sandbox, error)
     record = sandbox.record
     if sandbox.generation is not None:
@@ -52,7 +53,6 @@ async def take_apart(core: Core, sandbox: Sandbox, error: DsecError) -> None:
 
 def end_use(core: Core, sandbox: Sandbox, error: DsecError) -> None:
     """End what uses the current generation with `error`, without touching its processes."""
-    core.prefetches.ended(sandbox.sandbox_id)
     if sandbox.watch_scope is not None:
         sandbox.watch_scope.cancel()
         sandbox.watch_scope = None
@@ -90,6 +90,7 @@ async def stop(core: Core, sandbox: Sandbox, cause: str = "stopped on request") 
 
 
 async def _stop(core: Core, sandbox: Sandbox, cause: str) -> None:
+    core.prefetches.ended(sandbox.sandbox_id)
     # Of a sandbox that failed the first cause counts; that of one that lives tells of something else.
     kept = sandbox.record.cause if sandbox.record.cause_code else cause
     pools = core.pools
