@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote, unquote
 
 from dsec.base.errors import ImageNotFoundError, InvalidRequestError
+from dsec.images.registry.reference import names_registry
 
 MAX_NAME_LENGTH = 200
 """Longest name; escaped it must fit a file name of 255 bytes together with its suffix."""
@@ -51,10 +52,11 @@ def not_found(name: str, known: Iterable[str]) -> ImageNotFoundError:
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     detail = f"closest: {', '.join(close)}" if close else f"known images: {', '.join(names[:20]) or 'none'}"
+    pulled = f"pull it (dsec image pull {name}), " if names_registry(name) else ""
     return ImageNotFoundError(
         f"there is no image {name!r} on this host",
         detail=detail,
-        resolution=f"import it (dsec image import PATH --name {name}), build it (dsec image build DIR -t {name}), "
+        resolution=f"{pulled}import it (dsec image import PATH --name {name}), build it (dsec image build DIR -t {name}), "
         f"or give an image that is here this name (dsec image tag SOURCE {name})",
     )
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec.base.errors import DsecError, InvalidRequestError, StateCorruptedError
+from dsec.images.names import not_found
 from dsec.images.registry import media
 from dsec.images.registry.challenge import Challenge, best_challenge
 from dsec.images.registry.credentials import Credentials, find_credentials
@@ -58,6 +59,11 @@ def test_any_text_is_a_reference_that_reads_back_or_is_refused(text: str) -> Non
     except InvalidRequestError:
         return
     assert parse_reference(str(found)) == found
+
+
+def test_an_image_that_is_not_here_and_lies_in_a_registry_is_to_be_pulled() -> None:
+    assert "dsec image pull registry.example/team/env:v1" in not_found("registry.example/team/env:v1", []).resolution
+    assert "pull" not in not_found("team/env:v1", []).resolution
 
 
 def test_blob_urls_read_back_and_nothing_else_is_one() -> None:
