@@ -56,7 +56,8 @@ def not_found(name: str, known: Iterable[str]) -> ImageNotFoundError:
     return ImageNotFoundError(
         f"there is no image {name!r} on this host",
         detail=detail,
-        resolution=f"{pulled}import it (dsec image import PATH --name {name}), build it (dsec image build DIR -t {name}), "
+        resolution=f"{pulled}import it (dsec image import PATH --name {name}), "
+        f"build it (dsec image build DIR -t {name}), "
         f"or give an image that is here this name (dsec image tag SOURCE {name})",
     )
 
