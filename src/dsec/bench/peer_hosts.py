@@ -12,11 +12,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anyio
 import msgspec
 
 from dsec.base.errors import StoreUnavailableError
@@ -27,9 +29,14 @@ from dsec.images.lazy.client import LayerDaemon, end_daemon
 from dsec.images.lazy.daemon_options import DaemonOptions, write_options
 from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.staging import remove_tree
+from dsec.linux.processes import ProcessIdentity
+from dsec.sdk.tracker import tracker_overview
+from dsec.service.tracking import TrackerOverview
 
 _STORE_PORT, _TRACKER_PORT, _CHUNK_PORT = 80, 8620, 8621
 _READY_S = 30.0
+_POLL_S = 0.01
+_ASKER = "asker"
 
 
 class Service:
@@ -105,6 +112,8 @@ class PeerHost:
         """Kill keeper and server, as when the host dies: what is mounted fails its reads."""
         status = self.daemon.status()
         os.kill(status.keeper_pid, signal.SIGKILL)
+        while ProcessIdentity.of(status.pid) is not None:
+            time.sleep(_POLL_S)
 
     def end(self) -> None:
         """End the daemon and forget its cache. Idempotent."""
@@ -133,6 +142,14 @@ class PeerHosts:
     tracker_setting: str
     secret_file: Path
     hosts: list[PeerHost]
+
+    def overview(self) -> TrackerOverview:
+        """Return what the tracker knows. Raises `NodeUnavailableError`."""
+
+        async def ask() -> TrackerOverview:
+            return await tracker_overview(_ASKER, self.tracker_setting, self.secret_file)
+
+        return self.tracker_host.call(lambda: anyio.run(ask))
 
     def options(self, host: PeerHost, **peers: object) -> DaemonOptions:
         """Return the options of a host's daemon that has peers.

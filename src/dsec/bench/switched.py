@@ -8,17 +8,23 @@ its own: nothing of it is seen by the machine that it runs on, and it goes with 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dsec.base.errors import CapabilityMissingError, ExternalCommandError
+from dsec.linux import syscalls
 
 _BURST_BYTES, _QUEUE_BYTES = 128 << 10, 1 << 20
 """A piece of TCP is 64 KiB at most. A longer queue would only hide from TCP that the link is full."""
 _NET = "10.97.0"
+_CLONE_NEWNET = 0x40000000
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +46,31 @@ class SwitchedHost:
         """Return a command line that runs there. Mounts are those of the caller, unlike with ``ip netns exec``."""
         return ("nsenter", f"--net=/run/netns/{self.namespace}", "--", *argv)
 
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Call a function in a thread whose sockets are of this host, and return what it returns."""
+
+        def there() -> _T:
+            namespace = os.open(f"/run/netns/{self.namespace}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                syscalls.libc_call("setns", namespace, _CLONE_NEWNET)
+            finally:
+                os.close(namespace)
+            return function()
+
+        # A thread of its own, which ends with it: no other work may find itself in that network.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(there).result()
+
     def shape(self, bits_per_s: int) -> None:
         """Let no more than so many bits a second pass, each way; takes effect at once."""
         bucket = ("tbf", "rate", f"{bits_per_s}bit", "burst", str(_BURST_BYTES), "limit", str(_QUEUE_BYTES))
         call("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", "root", *bucket)
         call("tc", "-n", self.switch, "qdisc", "replace", "dev", self.port, "root", *bucket)
+
+    def unshape(self) -> None:
+        """Let everything pass as fast as it can. Idempotent."""
+        for where, device in ((self.namespace, "eth0"), (self.switch, self.port)):
+            subprocess.run(["tc", "-n", where, "qdisc", "del", "dev", device, "root"], capture_output=True, check=False)
 
     def cut(self) -> None:
         """Let nothing pass any more: what is under way hears nothing of it."""

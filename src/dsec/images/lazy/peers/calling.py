@@ -62,12 +62,14 @@ class Bounds:
         first_s: until the answer begins.
         stall_s: for the next bytes of it.
         hold_s: until it begins, if signs of life come meanwhile.
+        connect_s: for a connection, and for each message by which both sides prove themselves.
     """
 
     body_bytes: int
     first_s: float
     stall_s: float
     hold_s: float = math.inf
+    connect_s: float = CONNECT_TIMEOUT_S
 
 
 def address_of(url: str) -> tuple[str, int]:
@@ -136,8 +138,9 @@ class Caller:
         Raises:
             PeerFailedError: it gave none.
         """
+        wait_s = min(stall_s, timeout_s)
         bounds = Bounds(
-            body_bytes=MAXIMUM_STORED_BYTES, first_s=min(stall_s, timeout_s), stall_s=stall_s, hold_s=hold_s
+            body_bytes=MAXIMUM_STORED_BYTES, first_s=wait_s, stall_s=stall_s, hold_s=hold_s, connect_s=wait_s
         )
         with anyio.move_on_after(timeout_s):
             reply = await self._proved("GET", CHUNKS + name + (WAIT if wait else ""), b"", bounds)
@@ -159,7 +162,7 @@ class Caller:
     async def _proved(self, method: str, target: str, body: bytes, bounds: Bounds) -> Reply:
         """Ask with a credential; with another one, once, when the server has begun anew."""
         for _ in range(2):
-            credential = await self._met()
+            credential = await self._met(bounds.connect_s)
             reply = await self._exchange(method, target, body, bounds, credential)
             if reply.status != 401:
                 return reply
@@ -167,18 +170,18 @@ class Caller:
                 self._credential = ""
         raise PeerFailedError(FailureKind.UNREACHABLE, f"{self.peer.node} does not believe that we are of its fleet")
 
-    async def _met(self) -> str:
+    async def _met(self, timeout_s: float = CONNECT_TIMEOUT_S) -> str:
         async with self._meeting:
             if not self._credential:
-                self._credential = await self._meet()
+                self._credential = await self._meet(timeout_s)
             return self._credential
 
-    async def _meet(self) -> str:
+    async def _meet(self, timeout_s: float) -> str:
         try:
             call = PeerCall(self._own, self.peer.node, self._secret())
         except InvalidRequestError as error:
             raise PeerFailedError(FailureKind.UNREACHABLE, error.brief) from error
-        bounds = Bounds(body_bytes=_SMALL_BODY_BYTES, first_s=CONNECT_TIMEOUT_S, stall_s=CONNECT_TIMEOUT_S)
+        bounds = Bounds(body_bytes=_SMALL_BODY_BYTES, first_s=timeout_s, stall_s=timeout_s, connect_s=timeout_s)
         reply = await self._exchange("POST", HELLO, msgspec.json.encode(call.hello), bounds, "")
         try:
             return call.credential(msgspec.json.decode(reply.body, type=HelloAnswer))
@@ -200,7 +203,7 @@ class Caller:
                     continue  # Its server closed it, or began anew, which says nothing about the server.
             wire.close()
         try:
-            with anyio.fail_after(CONNECT_TIMEOUT_S):
+            with anyio.fail_after(bounds.connect_s):
                 wire = await connect(self._host, self._port)
             return await self._over(wire, request, bounds)
         except WireError as error:

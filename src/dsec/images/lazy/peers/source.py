@@ -38,6 +38,7 @@ _GIVEN = 1024
 _CALLERS = 128
 _NEIGHBOURS = 8
 _NEVER = float("-inf")
+_SILENCE_LIMIT_S = 300.0
 
 
 class Tracker(Protocol):
@@ -71,6 +72,7 @@ class PeerOptions(Value, frozen=True):
         acquisition: how long, and how many of them.
         suspicion: when one is not asked any more.
         stall_s: the longest wait for the next bytes of an answer; after it another is asked.
+        silence_s: so long one is left alone that did not answer; twice as long with each time in a row.
         tracker_timeout_s: the longest wait for the tracker.
         tracker_pause_s: after a silence of the tracker it is not asked for so long.
         gather_s: lookups within this travel together.
@@ -79,6 +81,7 @@ class PeerOptions(Value, frozen=True):
     acquisition: AcquisitionPolicy = AcquisitionPolicy()
     suspicion: SuspicionPolicy = SuspicionPolicy()
     stall_s: float = 1.0
+    silence_s: float = 2.0
     tracker_timeout_s: float = 1.0
     tracker_pause_s: float = 5.0
     gather_s: float = 0.002
@@ -127,6 +130,7 @@ class Peers:
         self._clock = clock
         self._options = options
         self._suspicion = Suspicion(options.suspicion)
+        self._silences: dict[str, _Silence] = {}
         self._callers: OrderedDict[Peer, Caller] = OrderedDict()
         self._given: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._neighbours: dict[str, OrderedDict[Peer, None]] = {}
@@ -188,6 +192,7 @@ class Peers:
             self._failed(acquisition, candidate.node, FailureKind.UNREACHABLE)
             return None
         self._usual_s = smoothed(self._usual_s or None, self._clock() - begun_s)
+        self._silences.pop(candidate.node, None)
         self.counts.chunks += 1
         self.counts.received_bytes += len(stored)
         self._given[ref.id] = (layer, candidate.node)
@@ -215,10 +220,20 @@ class Peers:
 
     def _bear(self, failure: Failure) -> None:
         """Shun a peer for oneself: nobody has to agree."""
-        self._suspicion.accuse(self._own, failure, self._clock(), sent=False, nodes=0)
+        now_s = self._clock()
+        self._suspicion.accuse(self._own, failure, now_s, sent=False, nodes=0)
+        if failure.kind in (FailureKind.STALLED, FailureKind.UNREACHABLE):
+            silence = self._silences.get(failure.peer, _Silence(0, now_s))
+            if now_s >= silence.until_s:  # What was under way when it fell silent counts once.
+                pause_s = min(self._options.silence_s * 2.0**silence.times, _SILENCE_LIMIT_S)
+                self._silences[failure.peer] = _Silence(silence.times + 1, now_s + pause_s)
 
     def _shuns(self, node: str, chunk: str) -> bool:
-        return node == self._own or self._suspicion.shuns(self._own, node, chunk, self._clock())
+        now_s = self._clock()
+        silence = self._silences.get(node)
+        if node == self._own or (silence is not None and now_s < silence.until_s):
+            return True
+        return self._suspicion.shuns(self._own, node, chunk, now_s)
 
     # -- whom to ask ----------------------------------------------------------------------------------------------
 
@@ -300,6 +315,14 @@ class Peers:
         """Close all connections."""
         for caller in self._callers.values():
             caller.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """How often in a row a peer did not answer, and until when it is left alone for it."""
+
+    times: int
+    until_s: float
 
 
 class _Question:
