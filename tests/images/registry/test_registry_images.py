@@ -273,7 +273,9 @@ def _skopeo(layout: Path, reference: Reference, *options: str) -> None:
 
 
 @needs_skopeo
-@pytest.mark.parametrize("options", [["--format=oci"], ["--format=v2s2"]], ids=str)
+@pytest.mark.parametrize(
+    "options", [["--format=oci"], ["--format=v2s2"], ["--format=oci", "--dest-compress-format=zstd"]], ids=str
+)
 def test_an_image_that_skopeo_pushed_is_entry_by_entry_the_import_of_its_layout(
     hosts: Hosts, tmp_path: Path, options: list[str]
 ) -> None:
@@ -286,6 +288,8 @@ def test_an_image_that_skopeo_pushed_is_entry_by_entry_the_import_of_its_layout(
     here.add_image("mine:v1", layers, _CONFIG, source="test")
     export_oci_layout(here, "mine:v1", tmp_path / "layout")
     _skopeo(tmp_path / "layout", reference, *options)
+    types = {layer.media_type.rpartition(".")[2] for layer in _manifest(hosts, reference).layers}
+    assert types == {"gzip" if "v2s2" in options[0] else "tar+zstd" if len(options) > 1 else "tar+gzip"}
     pulled = hosts.pull(there, reference)
     assert pulled.name == str(reference)
     assert pulled.source.startswith(f"{reference}@sha256:")
@@ -315,6 +319,10 @@ def test_our_images_are_carried_by_tools_that_know_nothing_of_them(hosts: Hosts,
 
 def _imported(store: LocalImageStore, layout: Path) -> ImageInfo:
     return import_image(store, ImportRequest(path=layout, name="imported"))
+
+
+def _manifest(hosts: Hosts, reference: Reference) -> media.Document:
+    return hosts.speak(lambda client: client.manifest(reference.repository, reference.target)).document
 
 
 def _push_layout(hosts: Hosts, layout: Path, reference: Reference) -> media.Document:
