@@ -16,6 +16,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ from dsec.model.image import ImageConfig, ImageInfo, LayerFormat, LayerInfo
 from dsec.model.state import PackReport
 
 _DIRECTORIES = ("layers", "names", "history", "diffs", "mounts", "staging", "pins")
+_PREPARED_AT_ONCE = 8
 
 
 def nothing_in_use() -> frozenset[str]:
@@ -168,12 +170,15 @@ class LocalImageStore:
         return cached.mounted
 
     def _prepare(self, digests: Iterable[str]) -> None:
-        """Fetch the metadata of lazy layers before the lock is taken, since that waits for the network."""
-        for digest in digests:
-            record = self._record(digest)
-            if record.format is LayerFormat.LAZY:
-                self._use.touch([record.manifest])
-                self._mounts.prepare(record)
+        """Fetch the metadata of lazy layers, of all at once, before the lock is taken: that waits for the network."""
+        records = [self._record(digest) for digest in digests]
+        lazy = [record for record in records if record.format is LayerFormat.LAZY]
+        if not lazy:
+            return
+        self._use.touch([record.manifest for record in lazy])
+        with ThreadPoolExecutor(min(len(lazy), _PREPARED_AT_ONCE)) as threads:
+            for _ in threads.map(self._mounts.prepare, lazy):
+                pass  # The first error is raised, once all have ended.
 
     def _ensure(self, records: Sequence[LayerRecord]) -> tuple[Path, ...]:
         """Make layers readable and keep whoever is about to unmount them from it. The caller holds the lock."""
