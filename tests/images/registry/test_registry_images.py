@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -40,7 +42,15 @@ from dsec.images.registry.upload import BlobFile, put_manifest, upload_blob
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
-from dsec.testing.faulty_registry import Fault, FaultyRegistry, is_blob, is_manifest, run_faulty_registry, wait_until
+from dsec.testing.faulty_registry import (
+    Fault,
+    FaultyRegistry,
+    Seen,
+    is_blob,
+    is_manifest,
+    run_faulty_registry,
+    wait_until,
+)
 from dsec.testing.image_suite import make_tree, tree_with_everything
 from dsec.testing.oci_layouts import tar_of, write_layout
 from dsec.testing.registry_server import RegistryServer
@@ -223,6 +233,41 @@ def test_mounts_outlive_a_registry_that_is_away_and_reads_say_so(hosts: Hosts, t
     hosts.proxy.rule = lambda seen: None
     assert len((path / "large").read_text()) == 200_000
     assert "oci://" in (there.root / "lazy/events.jsonl").read_text()
+
+
+def test_reads_are_right_whatever_a_registry_does_meanwhile(hosts: Hosts, tmp_path: Path) -> None:
+    here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
+    chance = random.Random(6)
+    contents = {f"f{number}": chance.randbytes(2 << 20).hex() for number in range(8)}
+    layer = here.add_layer(make_tree(tmp_path / "tree", **contents))
+    here.add_image("mine:v1", [layer], _CONFIG, source="test")
+    hosts.push(here, "mine:v1", reference)
+    hosts.pull(there, reference)
+    (path,) = there.mount([str(reference)]).layer_paths
+    faults = [Fault(status=503), Fault(status=429, headers={"Retry-After": "0"}), Fault(cut_first=True)]
+    faults += [Fault(cut_at=at) for at in (0, 1, 500_000, 1_500_000)] + [Fault(spoil=lambda body: body[:-1] + b"?")]
+    drawn = dict.fromkeys(range(len(faults)), 0)
+
+    def rule(seen: Seen) -> Fault | None:
+        kind = chance.randrange(3 * len(faults))
+        if not is_blob(seen) or kind >= len(faults):
+            return None
+        drawn[kind] += 1
+        return faults[kind]
+
+    hosts.proxy.rule = rule
+
+    def read(name: str) -> bool:
+        for _ in range(5):  # Bytes that do not verify are an error to this read, and the next asks again.
+            try:
+                return (path / name).read_text() == contents[name]
+            except OSError:
+                continue
+        return False
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, sorted(contents, key=lambda name: chance.random())))
+    assert sum(drawn.values()) > 2
 
 
 def test_traces_go_with_an_image_and_lay_its_layers_out(hosts: Hosts, tmp_path: Path) -> None:

@@ -47,11 +47,18 @@ class Downloads:
         root.mkdir(mode=0o700, exist_ok=True)
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[Path]:
-        """Hold a file by its lock for the duration of the block, waiting for others. It is made if missing."""
+    async def held(self, name: str, *, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Path]:
+        """Hold a file by its lock for the duration of the block, waiting for others. It is made if missing.
+
+        Args:
+            name: the file's.
+            on_wait: called once if somebody else holds it.
+        """
         path = self.root / name
         poll_s = _FIRST_POLL_S
         while (fd := _try_hold(path)) is None:
+            if poll_s == _FIRST_POLL_S:
+                on_wait()
             await anyio.sleep(poll_s)
             poll_s = min(_LONGEST_POLL_S, 2 * poll_s)
         try:

@@ -168,7 +168,11 @@ class _OrdinaryPull:
         """Pull; whoever pulls the same image at the same time waits, and then finds its layers here."""
         config = await self._config()
         await anyio.to_thread.run_sync(self._downloads.sweep)
-        async with self._downloads.held(f"{hex_of(self._found.digest)}.image") as lock:
+
+        def waiting() -> None:
+            self._request.progress(f"waiting for another pull of {self._found.told}")
+
+        async with self._downloads.held(f"{hex_of(self._found.digest)}.image", on_wait=waiting) as lock:
             try:
                 return await self._import(config)
             finally:
