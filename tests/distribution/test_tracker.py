@@ -102,6 +102,26 @@ def test_a_grant_that_nothing_came_of_ends(swarm: Swarm) -> None:
     assert swarm.ask("b").origin
 
 
+def test_a_tree_whose_root_brings_nothing_is_left_for_another(swarm: Swarm) -> None:
+    swarm.join("a", "b", "c", "d")
+    assert swarm.ask("a").origin
+    assert swarm.ask("b").peers[0].node == "a"
+    swarm.pass_time(swarm.policy.overdue_s + 0.1)
+    assert swarm.ask("b", 1, ("a", FailureKind.BUSY)).origin
+    assert {swarm.ask("c").peers[0].node, swarm.ask("d").peers[0].node} == {"b"}
+
+
+def test_an_origin_that_is_slow_for_all_is_waited_for(swarm: Swarm) -> None:
+    swarm.join("a", "b")
+    for number in range(30):
+        assert swarm.ask("a", number).origin
+        swarm.pass_time(2.0)
+        swarm.gain("a", number)
+    assert swarm.ask("a", 99).origin
+    swarm.pass_time(4.0)
+    assert swarm.ask("b", 99).peers[0].node == "a"
+
+
 def test_no_more_than_a_few_go_to_the_origin_however_many_complain(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm()
     names = [f"n{number}" for number in range(100)]

@@ -32,6 +32,7 @@ class Flight:
         parent: whom it was told to ask first; empty: the origin.
         depth: how many have to get the chunk before it does, itself included.
         delay: how long it takes until the chunk is there, in seconds for each of its bytes.
+        rooted_s: when the first of those through whom the chunk comes was told where to get it.
         until_s: it is not believed in any longer.
         layer: name of the manifest that the chunk is of.
         proposed: all whom it was told to ask.
@@ -44,6 +45,7 @@ class Flight:
     parent: str
     depth: int
     delay: float
+    rooted_s: float
     until_s: float
     layer: str
     proposed: frozenset[str] = _NOBODY
@@ -60,7 +62,8 @@ class _OfChunk:
     """Those that others can be told to wait for, and that have not got followers enough."""
     following: dict[str, int] = field(default_factory=dict)
     """How many were told to ask each node for it, and have not got it yet."""
-    origins: int = 0
+    roots: dict[str, Flight] = field(default_factory=dict)
+    """Those that bring it from the origin for others too."""
     strangers: int = 0
 
 
@@ -97,10 +100,10 @@ class Flights:
         """Return those of a node for chunks of a layer."""
         return [flight for flight in self._of_node.get(node, {}).values() if flight.layer == layer]
 
-    def origins(self, chunk: str) -> int:
-        """Return how many are fetching a chunk from the origin for others too."""
+    def origins(self, chunk: str, since_s: float = float("-inf")) -> int:
+        """Return how many are fetching a chunk from the origin for others too, and began then at the earliest."""
         found = self._of_chunk.get(chunk)
-        return 0 if found is None else found.origins
+        return 0 if found is None else sum(flight.rooted_s >= since_s for flight in found.roots.values())
 
     def strangers(self, chunk: str) -> int:
         """Return how many are fetching a chunk from the origin of whom others cannot get it."""
@@ -142,7 +145,7 @@ class Flights:
             if followers >= self._fanout and flight.parent in found.by_node:
                 found.open.discard(found.by_node[flight.parent])
         else:
-            _count_origin(found, flight, 1)
+            _count_origin(found, flight, begins=True)
         self._open(found, flight)
 
     def _open(self, found: _OfChunk, flight: Flight) -> None:
@@ -163,7 +166,7 @@ class Flights:
         if flight.parent:
             self._leave(found, flight.parent)
         else:
-            _count_origin(found, flight, -1)
+            _count_origin(found, flight, begins=False)
         if not found.by_node:
             del self._of_chunk[flight.chunk]
 
@@ -186,8 +189,10 @@ class Flights:
         return iter([flight for mine in self._of_node.values() for flight in mine.values() if flight.until_s <= now_s])
 
 
-def _count_origin(found: _OfChunk, flight: Flight, by: int) -> None:
-    if flight.serves:
-        found.origins += by
+def _count_origin(found: _OfChunk, flight: Flight, *, begins: bool) -> None:
+    if not flight.serves:
+        found.strangers += 1 if begins else -1
+    elif begins:
+        found.roots[flight.node] = flight
     else:
-        found.strangers += by
+        del found.roots[flight.node]

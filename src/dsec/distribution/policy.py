@@ -83,7 +83,9 @@ class TrackerPolicy(Value, frozen=True):
         lease_s: a node that says nothing for so long is forgotten. Three announcements of 5 s.
         flight_s: so long is a node believed to be fetching a chunk that it was told where to get.
         grants: how many fetch one chunk from the origin at a time.
-        extra_grants: how many more do when a node cannot take it from any of those.
+        extra_grants: how many more do when a node cannot take it from any of those, or they take too long.
+        overdue_s: a chunk that is longer on its way than this, and than 4 times as long as chunks take lately, is not
+            waited for any more: whoever is to bring it is dead, or waits for one that is.
         wait_s: how long a node waits when all that have a chunk are busy.
         waiting: transfers beyond its slots that a node may be given at a time.
         nodes, layers_a_node, chunks_a_node: the most that are remembered; 16,384 chunks are 64 GiB.
@@ -98,6 +100,7 @@ class TrackerPolicy(Value, frozen=True):
     flight_s: Seconds = 10.0
     grants: Number = 1
     extra_grants: Annotated[int, Meta(ge=0)] = 3
+    overdue_s: Seconds = 0.5
     wait_s: Seconds = 0.05
     waiting: Annotated[int, Meta(ge=0)] = 60
     nodes: Number = 10_000

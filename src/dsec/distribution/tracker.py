@@ -37,6 +37,7 @@ from dsec.distribution.policy import TrackerPolicy
 from dsec.distribution.suspicion import Suspicion
 from dsec.model.value import Value
 from dsec.placement.sampling import RandomBits
+from dsec.placement.trust import smoothed
 
 _HALF_LIFE_S = 60.0
 """How fast it is forgotten how often somebody was sent to a node."""
@@ -44,6 +45,7 @@ _SCANNED = 64
 """So many are looked at when none of those that were drawn will do."""
 _REMEMBERED_PROPOSALS = 65_536
 _JITTER_BITS = 16
+_USUAL_TIMES = 4.0
 _USUAL_BYTES_PER_S = 1_250_000_000
 """What a node is taken to send that does not say: 10 Gbit/s. Only how long one chunk takes over several is compared."""
 
@@ -165,6 +167,8 @@ class Tracker:
         self._suspicion = Suspicion(policy.suspicion)
         self._proposals: dict[tuple[str, str], frozenset[str]] = {}
         self._verdicts: list[Verdict] = []
+        self._usual_s: float | None = None
+        self._overdue_s = policy.overdue_s
         self._sent = _Sendings()
         self._lookups = self._asked = self._to_peers = self._to_origin = self._to_wait = 0
 
@@ -196,7 +200,7 @@ class Tracker:
             self._holdings.forget(node.name)
         self._renew(node, announcement, now_s)
         node.sequence = announcement.sequence
-        return Acknowledgement(lease_s=self.policy.lease_s, unlisted=self._apply(node, announcement))
+        return Acknowledgement(lease_s=self.policy.lease_s, unlisted=self._apply(node, announcement, now_s))
 
     def withdraw(self, node: str) -> None:
         """Forget a node that says that it goes; what it is suspected of stays."""
@@ -290,7 +294,7 @@ class Tracker:
         node.bandwidth_bytes_per_s = min(announcement.upload_bytes_per_s, self.policy.bandwidth_most_bytes_per_s)
         node.slots, node.uploads = announcement.upload_slots, announcement.uploads
 
-    def _apply(self, node: _Node, announcement: Announcement) -> int:
+    def _apply(self, node: _Node, announcement: Announcement, now_s: float) -> int:
         unlisted = 0
         for change in announcement.changes:
             gained, left_out = self._holdings.apply(node.name, change)
@@ -298,17 +302,19 @@ class Tracker:
             for chunk in gained:
                 flight = self._flights.of(chunk, node.name)
                 if flight is not None:
-                    self._land(flight)
+                    self._land(flight, now_s)
             if change.complete:
-                self._land_all(node.name, change.layer)
+                # Its chunks are there, as all of the layer is.
+                for flight in self._flights.of_layer(node.name, change.layer):
+                    self._land(flight, now_s)
         return unlisted
 
-    def _land_all(self, node: str, layer: str) -> None:
-        """End the flights whose chunks are there, as all of a layer is."""
-        for flight in self._flights.of_layer(node, layer):
-            self._land(flight)
+    def _land(self, flight: Flight, now_s: float) -> None:
+        self._usual_s = smoothed(self._usual_s, max(0.0, now_s - flight.rooted_s))
+        self._overdue_s = max(self.policy.overdue_s, _USUAL_TIMES * self._usual_s)
+        self._close(flight)
 
-    def _land(self, flight: Flight) -> None:
+    def _close(self, flight: Flight) -> None:
         self._remember(flight)
         self._flights.end(flight)
 
@@ -354,8 +360,12 @@ class Tracker:
             # Two that are fetching could come to wait for each other if both had others to fall back on.
             ranked = [ranked[0], *(offer for offer in ranked[1:] if not offer.depth)][: self.policy.choice.candidates]
             return self._send_to_peers(question, asker, ranked, now_s)
-        allowed = self.policy.grants + (self.policy.extra_grants if question.avoided else 0)
-        granted = self._flights.origins(question.chunk)
+        granted = self._flights.origins(question.chunk, now_s - self._overdue_s)
+        most = self.policy.grants + self.policy.extra_grants
+        if question.avoided:
+            allowed = most
+        else:
+            allowed = self.policy.grants if self._flights.origins(question.chunk) < most else 0
         if asker is None:
             # A tracker that began anew knows nobody, and must not send all of them to the origin at once. They announce
             # themselves and ask again.
@@ -369,7 +379,7 @@ class Tracker:
         flight = self._flights.of(question.chunk, question.node)
         if flight is None:
             return question
-        self._land(flight)
+        self._close(flight)
         return replace(question, avoided=question.avoided | flight.avoided) if flight.avoided else question
 
     def _offers(self, question: _Question, now_s: float) -> list[Offer[_Node]]:
@@ -399,7 +409,7 @@ class Tracker:
         followed = self._flights.followers(question.chunk, question.node) > 0
         offers = []
         for flight in self._flights.open_for(question.chunk).draw(count, self._bits):
-            if flight.node in names or flight.until_s <= now_s:
+            if flight.node in names or flight.until_s <= now_s or flight.rooted_s < now_s - self._overdue_s:
                 continue
             node = self._usable(question, flight.node, now_s)
             if node is not None and not (followed and self._flights.waits_for(flight, question.node)):
@@ -454,6 +464,8 @@ class Tracker:
         return Answer(chunk=question.chunk, origin=True)
 
     def _begin(self, question: _Question, asker: _Node | None, now_s: float, ranked: Sequence[Offer[_Node]]) -> None:
+        pending = ranked and ranked[0].depth
+        parent = self._flights.of(question.chunk, ranked[0].peer.name) if pending else None
         self._flights.begin(
             Flight(
                 chunk=question.chunk,
@@ -461,6 +473,7 @@ class Tracker:
                 parent=ranked[0].peer.name if ranked else "",
                 depth=ranked[0].depth + 1 if ranked else 1,
                 delay=self._delay(asker, ranked),
+                rooted_s=now_s if parent is None else parent.rooted_s,
                 until_s=now_s + self.policy.flight_s,
                 layer=question.layer,
                 proposed=frozenset(offer.peer.name for offer in ranked),

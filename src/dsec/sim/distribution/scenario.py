@@ -50,7 +50,8 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
         first_share: of the image, what the first command reads; the same chunks for each node, in the same order. A
             sandbox touches 4 to 13 % of its image (arXiv 2609.22978).
         all: whether nodes fetch the rest too.
-        parallel: chunks that a node fetches at a time.
+        parallel: chunks that a node fetches at a time. With many an origin of little bandwidth is asked for everything
+            at once, and the first chunk comes as late as the last.
         link_bytes_per_s: of a node, in either direction.
         origin_bytes_per_s: that the origin sends in all.
         origin_latency_s: until it begins to.
@@ -72,7 +73,7 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
     chunk_bytes: Annotated[int, Meta(ge=1)] = 4 << 20
     first_share: Share = 0.1
     all: bool = True
-    parallel: Annotated[int, Meta(ge=1)] = 16
+    parallel: Annotated[int, Meta(ge=1)] = 4
     link_bytes_per_s: Rate = 25 * 1.25e8
     origin_bytes_per_s: Rate = 100 * 1.25e8
     origin_latency_s: Seconds = 0.02
