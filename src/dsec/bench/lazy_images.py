@@ -20,12 +20,13 @@ from dsec.bench.shaped import ShapedStore
 from dsec.bench.touched import Touched, touched
 from dsec.images.importers.directory import import_directory
 from dsec.images.importers.request import ImportRequest
-from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy.client import LAZY, LayerDaemon, end_daemon
-from dsec.images.lazy.conversion import manifest_key
+from dsec.images.lazy.conversion import fetch_manifest
 from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.image_use import ImageUse, image_uses
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.lazy.traces import TraceShelf
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux.mounts import mounts_under, unmount
@@ -106,19 +107,28 @@ class LazyImages:
         self._root = root
         self._store = store
         self._images = LocalImageStore(root, lazy=self.daemon)
-        self._manifests: dict[str, LayerManifest] = {}
+        self._manifests: dict[str, tuple[LayerManifest, ...]] = {}
 
-    async def publish(self, images: LocalImageStore, name: str) -> str:
+    async def publish(self, images: LocalImageStore, name: str, *, by_traces: bool = False) -> str:
         """Put an image of another store to the far end, not over the link; return its reference."""
-        reference = (await publish_image(images, name, FolderObjectStore(self._store.directory))).reference
-        for path in self._store.directory.glob(f"{manifest_key('*')}"):
-            manifest = manifests.decode(path.read_bytes(), str(path), expected=path.stem)
-            self._manifests[manifest.layer] = manifest
-        return reference
+        far = FolderObjectStore(self._store.directory)
+        published = await publish_image(images, name, far, by_traces=by_traces)
+        found = [await fetch_manifest(far, manifest) for manifest in published.manifests]
+        self._manifests[published.reference] = tuple(found)
+        return published.reference
 
     async def pull(self, reference: str, *, eager: bool = False) -> None:
         """Make an image known to the node, over the link; with `eager`, all of it."""
         await pull_image(self._images, reference, open_store(self._store.url), eager=eager)
+
+    def forget_traces(self) -> None:
+        """Leave no trace of any image on this host, so that nothing is prefetched. Blocks."""
+        TraceShelf(self._root).prune(())
+
+    def use(self, name: str) -> ImageUse:
+        """Say what came of an image since it was mounted, and what of it was read. Blocks."""
+        (use,) = image_uses(self._images, [self._images.get(name)], self.daemon)
+        return use
 
     async def forget(self) -> None:
         """Leave nothing of any image on this host: names, layers, mounts, cache and what the kernel cached. The daemon
@@ -148,16 +158,18 @@ class LazyImages:
         self._images.release()
         drop_pages([*self._root.glob("layers/*/layer.erofs"), *self.daemon.root.glob("cache/*/data")])
 
-    async def touched(self, name: str) -> tuple[Touched, ...]:
-        """Say what of each layer of an image was touched since it was mounted; its layers are here whole."""
-        return await anyio.to_thread.run_sync(self._touched, name)
+    def size_bytes(self) -> int:
+        """Return the bytes of all layers that were published, each counted once."""
+        layers = {each.layer: each.size_bytes for published in self._manifests.values() for each in published}
+        return sum(layers.values())
 
-    def _touched(self, name: str) -> tuple[Touched, ...]:
-        image = self._images.get(name)
-        mounts = [self._root / "mounts" / layer.digest.removeprefix("sha256:") for layer in image.layers]
-        return tuple(
-            touched(mount, self._manifests[layer.digest]) for mount, layer in zip(mounts, image.layers, strict=True)
-        )
+    async def touched(self, reference: str) -> tuple[Touched, ...]:
+        """Say what of each layer of an image was touched since it was mounted; it was pulled whole."""
+        return await anyio.to_thread.run_sync(self._touched, reference)
+
+    def _touched(self, reference: str) -> tuple[Touched, ...]:
+        mounts, found = self._root / "mounts", self._manifests[reference]
+        return tuple(touched(mounts / manifest.layer.removeprefix("sha256:"), manifest) for manifest in found)
 
     def close(self) -> None:
         """Leave nothing that runs or is mounted."""

@@ -174,6 +174,12 @@ BENCHMARKS = (
         size="2GiB",
     ),
     Benchmark(
+        "lazy-trace",
+        "dsec.bench.lazy_trace:bench_lazy_trace",
+        "First command of an image behind a link with a trace of it: prefetched, and laid out by it; beside without.",
+        samples=10,
+    ),
+    Benchmark(
         "lazy-burst",
         "dsec.bench.lazy_burst:bench_lazy_burst",
         "200 sandboxes of 20 images behind a link, nothing cached; beside all of it cached, and pulled whole first.",
