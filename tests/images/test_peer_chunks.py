@@ -24,6 +24,7 @@ from dsec.images.lazy.erofs_metadata import Extent
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.peers.calling import Caller, PeerFailedError
 from dsec.images.lazy.peers.chunk_server import ChunkServer, ChunkServerLimits
+from dsec.images.lazy.peers.seeds import Seeds
 from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
 from dsec.images.lazy.peers.source import open_peers
 from dsec.images.lazy.source import ChunkSource
@@ -360,6 +361,21 @@ def test_a_shelf_keeps_what_was_asked_for_last(tmp_path: Path) -> None:
     assert len(left) == 3
     assert left <= set(names)
     assert shelf.tidy() == 3000
+
+
+def test_a_whole_layer_is_given_while_its_file_is_there(tmp_path: Path) -> None:
+    content, made = _layer(tmp_path / "elsewhere", 2 * CHUNK_BYTES + 4096)
+    file = tmp_path / "layer.erofs"
+    file.write_bytes(content)
+    seeds = Seeds(tmp_path / "cache")
+    for _ in range(2):
+        seeds.add(made, file)
+    assert seeds.names() == [made.id]
+    assert _taken(_chunks(tmp_path), made.chunks[2]) == content[-4096:]
+    file.unlink()
+    assert _taken(_chunks(tmp_path), made.chunks[0]) is None
+    assert seeds.names() == []
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 class _Taker:

@@ -24,9 +24,11 @@ from dsec.images.lazy.client import LayerDaemon, end_daemon
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.erofs_metadata import Extent
 from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.peers.seeds import SEEDS, Seeds
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.source import chunk_key
 from dsec.images.lazy.stored import CHUNK_BYTES, encode
+from dsec.images.lazy.whole import fetch_whole
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux import mounts
@@ -145,6 +147,7 @@ def test_a_lazy_layer_becomes_whole_under_live_mounts_and_needs_nobody_any_more(
     with (root / "file-0").open("rb") as held:
         assert held.read(1000) == published.contents["file-0"][:1000]
         assert _only_format(host.pull(eager=True)) is LayerFormat.EROFS
+        assert Seeds(host.daemon.root / SEEDS).names(), "peers can be given its chunks"
         host.kill_daemon()
         shutil.rmtree(host.objects.url.removeprefix("file://"))
         assert held.read() == published.contents["file-0"][1000:]
@@ -175,6 +178,28 @@ def test_what_was_read_before_is_not_fetched_again(open_host: OpenHost, publishe
     here, totals = zip(*host.told, strict=True)
     assert list(here) == sorted(here)
     assert (here[-1], set(totals)) == (record.size_bytes, {record.size_bytes})
+
+
+def test_a_layer_that_is_here_as_it_had_been_cut_before_is_made_whole_as_it_is(
+    open_host: OpenHost, published: Published
+) -> None:
+    """A layer can be published in two ways; the image that is pulled later names the other one."""
+    host = open_host()
+    host.pull(eager=False)
+    file, record = host.store.stored_layer(published.digest)
+    known = manifests.decode(file.read_bytes(), "test", expected=record.manifest)
+    other = manifests.make(
+        known.layer,
+        known.size_bytes,
+        known.entries,
+        chunks=[(ref.id, ref.stored_bytes) for ref in known.chunks],
+        metadata=[*known.metadata, Extent(known.size_bytes - 4096, 4096)],
+        metadata_chunks=[(ref.id, ref.stored_bytes) for ref in known.metadata_chunks],
+    )
+    assert host.store.add_lazy_layer(other, origins=["file:///nowhere"]) == known.layer
+    anyio.run(lambda: fetch_whole(host.store, other, origins=["file:///nowhere"]))
+    assert _read(host.store.mount(["env"]).layer_paths[0]) == published.contents
+    assert host.store.stored_layer(published.digest)[1].format is LayerFormat.EROFS
 
 
 def test_an_import_of_what_is_here_lazily_makes_it_whole_and_live_mounts_go_on(

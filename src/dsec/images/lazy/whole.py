@@ -28,9 +28,11 @@ from dsec.images.durable import full_disk_reported
 from dsec.images.lazy.bringing import Progress, bring_whole, no_room, untold
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import CachedLayer
+from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.fetching import LayerEvent, SourcesOf, open_fetcher
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.manifest import LayerManifest, decode
 from dsec.images.lazy.origins import Origins
+from dsec.images.lazy.peers.seeds import SEEDS, Seeds
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, ChunkSource
 from dsec.images.store import LocalImageStore
 from dsec.model.image import LayerFormat
@@ -67,6 +69,9 @@ async def fetch_whole(
     """
     digest = manifest.layer
     file, record = await anyio.to_thread.run_sync(images.stored_layer, digest)
+    if record.format is LayerFormat.LAZY and record.manifest != manifest.id:
+        # It was pulled before as it had been cut then. What is cached of it is cut so, too, and it is the same layer.
+        manifest, origins = decode(file.read_bytes(), str(file), expected=record.manifest), record.origins
     while record.format is LayerFormat.LAZY:
         brought = await anyio.to_thread.run_sync(
             lambda: images.lazy.bring(manifest.id, origins=origins, file=file, within_s=_ROUND_S)
@@ -79,6 +84,18 @@ async def fetch_whole(
                 await anyio.to_thread.run_sync(_take, images, manifest, brought.path)
         record = (await anyio.to_thread.run_sync(images.stored_layer, digest))[1]
     progress(manifest.size_bytes, manifest.size_bytes)
+    if isinstance(images.lazy, LayerDaemon):
+        await anyio.to_thread.run_sync(_seed, images, manifest, images.lazy)
+
+
+def _seed(images: LocalImageStore, manifest: LayerManifest, daemon: LayerDaemon) -> None:
+    """Have the chunks of a whole layer be given to peers, should this host have some, also when the cache has not got
+    them any more.
+    """
+    with contextlib.suppress(DsecError, OSError):  # Others will have them from elsewhere.
+        file, record = images.stored_layer(manifest.layer)
+        if record.format is LayerFormat.EROFS:
+            Seeds(daemon.root / SEEDS).add(manifest, file)
 
 
 def _take(images: LocalImageStore, manifest: LayerManifest, file: Path) -> None:

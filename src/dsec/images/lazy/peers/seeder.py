@@ -24,6 +24,7 @@ import msgspec
 from dsec.base.secret_file import read_secret
 from dsec.distribution.uploads import Uploads
 from dsec.images.lazy.peers.chunk_server import ChunkServer
+from dsec.images.lazy.peers.seeds import SEEDS
 from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
 from dsec.images.lazy.stored import is_name
@@ -31,8 +32,8 @@ from dsec.model.peer import parse_listen
 from dsec.model.peer_proof import PeerGate
 from dsec.model.value import Value
 
-CACHE, SEEDS, SHELF = "cache", "seeds", "shelf"
-"""Below the daemon's directory: layers of the cache; whole layers, by a link; stored chunks."""
+CACHE, SHELF = "cache", "shelf"
+"""Below the daemon's directory: layers of the cache; stored chunks."""
 COMING, SETTLED = b"+", b"-"
 _NAME_BYTES = 64
 _STATUS_S = 0.25

@@ -25,13 +25,13 @@ from dsec.images.lazy.cached_layer import METADATA, CachedLayer
 from dsec.images.lazy.fetching import LayerEvent, LayerEventKind, OnEvent
 from dsec.images.lazy.peers.calling import Caller
 from dsec.images.lazy.peers.report import PeersReport
-from dsec.images.lazy.peers.seeder import SEEDS
+from dsec.images.lazy.peers.seeds import SEEDS, Seeds
 from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.source import Peers, open_peers
 from dsec.images.lazy.peers.tracking import Announcing, HttpTracker
 from dsec.images.lazy.peers.uploading import Seeding
 from dsec.images.lazy.source import ChunkSource
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, is_name
+from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
 from dsec.model.peer import parse_tracker
 
 
@@ -101,7 +101,7 @@ async def open_peer_side(
             anyio.from_thread.run_sync(announcing.wake, token=token)
 
         seeding = Seeding(root, settings, wake)
-        inventory = _Held(root / SEEDS, cache, seeding)
+        inventory = _Held(Seeds(root / SEEDS), cache, seeding)
         announcing = Announcing(settings, tracker, secrets.token_hex(8), inventory, lambda: seeding.status)
         async with open_peers(
             settings.node,
@@ -145,7 +145,7 @@ def _say(cache: LayerCache, on_event: OnEvent, layer: str, ref: ChunkRef, node: 
 class _Held:
     """What of layers is on this host: in the cache, and whole ones that have a manifest. Implements `Inventory`."""
 
-    def __init__(self, seeds: Path, cache: LayerCache, seeding: Seeding) -> None:
+    def __init__(self, seeds: Seeds, cache: LayerCache, seeding: Seeding) -> None:
         self._seeds = seeds
         self._cache = cache
         self._seeding = seeding
@@ -154,8 +154,7 @@ class _Held:
         found: dict[str, frozenset[str] | None] = {
             layer.manifest.id: None if layer.is_complete else frozenset(_names(layer)) for layer in self._cache.layers()
         }
-        if self._seeds.is_dir():
-            found.update((entry.name, None) for entry in self._seeds.iterdir() if is_name(entry.name))
+        found.update(dict.fromkeys(self._seeds.names()))
         return found
 
     def gives(self, chunk: str) -> bool:
