@@ -63,6 +63,41 @@ def test_what_is_read_first_begins_with_a_chunk_where_metadata_fills_more_than_o
     assert _place(tmp_path / "new.erofs", content) % _CHUNK == 0
 
 
+def _chunks(file: Path) -> list[bytes]:
+    content = file.read_bytes()
+    return [content[start : start + _CHUNK] for start in range(0, len(content), _CHUNK)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["grown", "added", "removed"])
+def test_layers_that_differ_in_one_file_share_nearly_all_chunks(tmp_path: Path, change: str) -> None:
+    chance = random.Random(7)
+    sizes = {f"d{number // 40}/{number:04}": chance.randrange(4096, 120_000) for number in range(600)}
+    sizes["d3/large"] = 10 << 20
+    contents = {name: chance.randbytes(size) for name, size in sizes.items()}
+    chunks = []
+    for version in range(2):
+        if version and change == "grown":
+            contents["d1/0041"] += b"x" * 9000
+        elif version and change == "added":
+            contents["d1/new"] = chance.randbytes(50_000)
+        elif version:
+            del contents["d1/0041"]
+        directory = tmp_path / str(version)
+        for name, content in contents.items():
+            path = directory / "tree" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        erofs.make(directory / "tree", directory / "layer.erofs")
+        lay_out(directory / "layer.erofs", directory / "new.erofs", [])
+        chunks.append([_chunks(directory / "layer.erofs"), _chunks(directory / "new.erofs")])
+    (plain, laid), (plain_later, laid_later) = chunks
+    # Metadata is another one, and what lies between the change and the end of the next group that both have.
+    assert len(set(laid_later) - set(laid)) <= 4
+    assert len(set(plain_later) - set(plain)) > 8
+    assert len(laid) <= 1.35 * len(plain)
+
+
 def test_blocks_that_are_nobody_s_data_have_no_place(tmp_path: Path) -> None:
     file = _file(tmp_path, {"large": 1 << 20})
     moves = lay_out(file, tmp_path / "new.erofs", [])

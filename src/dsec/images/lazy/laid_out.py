@@ -1,4 +1,4 @@
-"""Layers of an image laid out by its traces, for their publication: the same trees, read in fewer chunks.
+"""Layers of an image laid out anew for their publication: the same trees, read in fewer chunks, and shared in more.
 
 A file that was laid out is compared with the layer's digest, entry by entry and byte by byte, before anybody has it.
 """
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import InvalidRequestError, StateCorruptedError
+from dsec.base.errors import DsecError, InvalidRequestError, StateCorruptedError
 from dsec.images import erofs
+from dsec.images.durable import full_disk_reported
 from dsec.images.lazy.conversion import LayerFile
 from dsec.images.lazy.erofs_metadata import Extent
 from dsec.images.lazy.layout import Moves, lay_out
@@ -37,21 +38,45 @@ class LaidOut:
     moves: Moves
 
 
-def lay_out_image(images: LocalImageStore, info: ImageInfo, directory: Path) -> dict[str, LaidOut]:
-    """Lay out the layers of an image that are wholly here, by its traces: that of the first use, then the latest ones.
+def lay_out_image(images: LocalImageStore, info: ImageInfo, directory: Path, *, by_traces: bool) -> dict[str, LaidOut]:
+    """Lay out the layers of an image that are wholly here, so that their chunks are shared with other layers.
 
     Args:
         images: has the layers and the traces.
         info: the image.
         directory: where the files are made.
+        by_traces: put what the image's traces name in front: that of the first use, then the latest ones.
 
     Returns:
-        The layers by digest; those of which nothing is read stay as they are.
+        The layers by digest. Those that cannot be laid out, or for which there is no room, stay as they are, unless it
+        is to be done by traces.
 
     Raises:
-        InvalidRequestError: the image has no trace, or a layer cannot be laid out.
-        HostDiskFullError: no room.
+        InvalidRequestError: `by_traces`, and the image has no trace, or a layer cannot be laid out.
+        HostDiskFullError: `by_traces`, and no room.
     """
+    traces = _traces(images, info) if by_traces else ()
+    found = {}
+    for place, layer in enumerate(info.layers):
+        path, record = images.stored_layer(layer.digest)
+        if record.format is LayerFormat.EROFS and layer.digest not in found:
+            target = directory / f"{place}.erofs"
+            read = [extent for each in traces for extent in _reads(each, place, layer.digest)]
+            try:
+                with full_disk_reported("laying a layer out"):
+                    moves = lay_out(path, target, read)
+                _check(target, layer.digest)
+            except DsecError:
+                if by_traces:
+                    raise
+                # Published as it is it is as good, and shared less.
+                target.unlink(missing_ok=True)
+                continue
+            found[layer.digest] = LaidOut(LayerFile(target, layer.digest, record.entries), moves)
+    return found
+
+
+def _traces(images: LocalImageStore, info: ImageInfo) -> tuple[Trace, ...]:
     shelf = TraceShelf(images.root)
     first = shelf.first(info.image_id)
     if first is None:
@@ -59,17 +84,7 @@ def lay_out_image(images: LocalImageStore, info: ImageInfo, directory: Path) -> 
             f"image {info.name} has no trace to lay it out by",
             resolution=f"record what it is used for: dsec image trace {info.name} -- COMMAND",
         )
-    traces = (first, *(trace for trace in shelf.of(info.image_id) if trace.command != first.command))
-    found = {}
-    for place, layer in enumerate(info.layers):
-        path, record = images.stored_layer(layer.digest)
-        read = [extent for trace in traces for extent in _reads(trace, place, layer.digest)]
-        if record.format is LayerFormat.EROFS and read:
-            target = directory / f"{place}.erofs"
-            moves = lay_out(path, target, read)
-            _check(target, layer.digest)
-            found[layer.digest] = LaidOut(LayerFile(target, layer.digest, record.entries), moves)
-    return found
+    return (first, *(trace for trace in shelf.of(info.image_id) if trace.command != first.command))
 
 
 def _reads(trace: Trace, place: int, digest: str) -> list[Extent]:

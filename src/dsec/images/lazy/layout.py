@@ -9,6 +9,14 @@ Metadata moves too: its blocks are packed together at the beginning, in their ol
 stays so. Numbers of inodes follow from where these lie, so that directory entries are rewritten; nothing else in the
 tree names a place. Whole files are moved: one of which a part is read brings its chunks as far as they are read.
 
+**Layers that are nearly the same.** Chunks are shared with other layers if they are equal, byte by byte. In mkfs's
+order a file that grew by a block moves all behind it, so that the next build of a layer has hardly a chunk of the last
+one. Files of which nothing is known are therefore put in groups of at most a chunk, each of which begins with a chunk,
+in the order in which they were. Where a group ends is decided by the content of its last file, as in content-defined
+chunking: two layers that differ in one file agree about the groups behind it as soon as both have ended one with the
+same file. A group ends from 3.5 MiB on, so that a fifth is added to the file's length; nothing is stored of it. Twenty
+related images (`dsec bench dedup`) then take 30 % fewer bytes than in mkfs's order.
+
 The tree is the same, entry by entry, and so is the layer's digest, which is one over the tree. Whoever uses the new
 file has compared it (`dsec.images.lazy.laid_out`), since what is written here is read by a kernel.
 """
@@ -24,11 +32,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blake3 import blake3
+
 from dsec.base.errors import InvalidRequestError
 from dsec.images.lazy.erofs_metadata import SLOT_BYTES, SUPERBLOCK_START, Extent, Inode, Walk
 from dsec.images.lazy.stored import CHUNK_BYTES
 
 _COPY_BYTES = 1 << 22
+_LEAST_GROUP_BYTES = 7 << 19
+_GROUP_CHANCE_BYTES = 1 << 19
+"""A group of the least length ends with a file of n bytes by a chance of n in so many."""
 _CHECKSUM_AT, _COMPAT_AT, _ROOT_AT, _BLOCKS_AT = 4, 8, 14, 36
 _META_AT, _XATTR_AT = 40, 44
 _CHECKSUMMED = 1
@@ -171,12 +184,34 @@ class _Layout:
         at, moves = len(self._metadata), []
         chunk = CHUNK_BYTES >> self._bits
         if at > chunk and order:
-            at = -(-at // chunk) * chunk  # None of it is to bring metadata along, which is here before.
-        for place in (*order, *(place for place in range(len(runs)) if place not in order)):
+            at = _up(at, chunk)  # None of it is to bring metadata along, which is here before.
+        for place in order:
             block, count = runs[place]
             moves.append(_Move(block, count, at))
             at += count
-        return moves, at
+        grouped, at = self._grouped([run for place, run in enumerate(runs) if place not in order], at)
+        return [*moves, *grouped], at
+
+    def _grouped(self, runs: Sequence[tuple[int, int]], at: int) -> tuple[list[_Move], int]:
+        """Return where files of which nothing is known go, from block `at` on, and where they end."""
+        chunk = CHUNK_BYTES >> self._bits
+        least = _LEAST_GROUP_BYTES >> self._bits
+        moves = []
+        if at + sum(count for _, count in runs) > chunk:
+            at = _up(at, chunk)
+        for block, count in runs:
+            if at % chunk and at % chunk + count > chunk:
+                at = _up(at, chunk)
+            moves.append(_Move(block, count, at))
+            at += count
+            if at % chunk >= least and self._ends_group(block, count):
+                at = _up(at, chunk)
+        return moves, (moves[-1].target + moves[-1].count if moves else at)
+
+    def _ends_group(self, block: int, count: int) -> bool:
+        content = self._data[block << self._bits : (block + count) << self._bits]
+        drawn = int.from_bytes(blake3(content).digest(8), "big")
+        return drawn * _GROUP_CHANCE_BYTES < len(content) << 64
 
     def _write_metadata(self, made: mmap.mmap, data: dict[int, int], blocks: int) -> None:
         size = 1 << self._bits
@@ -214,6 +249,10 @@ class _Layout:
 
     def _number(self, inode: int) -> int:
         return self._moved(self._tree.inodes[inode].start) // SLOT_BYTES
+
+
+def _up(block: int, chunk: int) -> int:
+    return -(-block // chunk) * chunk
 
 
 def _copy(source: int, target: int, move: _Move, bits: int) -> None:

@@ -100,7 +100,7 @@ async def publish_image(
     if tag is not None:
         tag_key(tag)
     with images.work_directory() as work:
-        layouts = await anyio.to_thread.run_sync(lay_out_image, images, info, work.path) if by_traces else {}
+        layouts = await anyio.to_thread.run_sync(partial(lay_out_image, images, info, work.path, by_traces=by_traces))
         return await _publish(images, info, store, layouts, tag=tag, say=say)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -116,9 +117,10 @@ class _Push:
     async def carry_out(self) -> PushedImage:
         info = await anyio.to_thread.run_sync(self._images.get, self._request.name)
         with self._images.work_directory() as work:
-            if self._request.by_traces:
-                self._request.progress("laying the layers out by what is read first")
-                self._layouts = await anyio.to_thread.run_sync(lay_out_image, self._images, info, work.path)
+            by_traces = self._request.by_traces
+            self._request.progress("laying the layers out" + (" by what is read first" if by_traces else ""))
+            laying = partial(lay_out_image, self._images, info, work.path, by_traces=by_traces)
+            self._layouts = await anyio.to_thread.run_sync(laying)
             return await self._put_image(info)
 
     async def _put_image(self, info: ImageInfo) -> PushedImage:
