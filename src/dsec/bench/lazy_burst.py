@@ -42,14 +42,11 @@ _PULLS_AT_ONCE = 4
 _SMALLEST_ADDED_BYTES = MIB
 _FILES_READ, _SLICE_BYTES = 20, 256 * KIB
 _SCRIPT = f"""
-import json
+import json, os
 read = 0
-for number in range({_FILES_READ}):
-    try:
-        with open(f"/{DATA}/part-0/{{number}}", "rb") as file:
-            read += len(file.read())
-    except FileNotFoundError:
-        break
+for name in sorted(os.listdir("/{DATA}/part-0"))[:{_FILES_READ}]:
+    with open(f"/{DATA}/part-0/{{name}}", "rb") as file:
+        read += len(file.read())
 with open("/{DATA}/large-1", "rb") as file:
     read += len(file.read({_SLICE_BYTES}))
 print(json.dumps(read))
@@ -149,6 +146,7 @@ class _AtRate:
         seconds: by way.
         done_s: when each sandbox of each burst was done, by way.
         fetched_bytes: of each lazy burst.
+        size_bytes: of all layers.
     """
 
     asked_bits: int
@@ -156,6 +154,7 @@ class _AtRate:
     seconds: Mapping[str, list[float]]
     done_s: Mapping[str, Sequence[Sequence[float]]]
     fetched_bytes: Sequence[int]
+    size_bytes: int
 
     def rows(self, touched: Sequence[Touched]) -> Iterator[dict[str, Any]]:
         p50 = {way: distribution(seconds).p50 for way, seconds in self.seconds.items()}
@@ -169,6 +168,7 @@ class _AtRate:
             "eager_of_lazy": ratio(p50[_EAGER], p50[_LAZY]),
             "goal_of_eager": _GOAL_OF_EAGER,
             "touched_chunks_mib": round(content_bytes / MIB, 1),
+            "touched_of_all": ratio(content_bytes, self.size_bytes),
             "fetched_mib": fetched,
             "fetched_of_touched": ratio(fetched * MIB, content_bytes),
             "transfer_s": round(8 * sum(each.stored_bytes for each in touched) / self.bits, 2),
@@ -199,7 +199,7 @@ async def bench_lazy_burst(context: BenchContext) -> Report:
             measured.append(await _measure(context, bits, store, _Burst(node, images, references, count)))
         # The last burst of each rate found all images here, so that the page cache tells what it touched.
         await _Burst(node, images, references, count).cached()
-        touched = {each.layer: each for name in references for each in await images.touched(name)}
+        touched = {each.layer: each for reference in references.values() for each in await images.touched(reference)}
     return _report(context, measured, list(touched.values()))
 
 
@@ -233,7 +233,8 @@ async def _measure(context: BenchContext, asked_bits: int, store: ShapedStore, b
             for way, sample in ways.items():
                 seconds[way].append(await sample())
                 advance()
-    return _AtRate(asked_bits, bits, seconds, burst.done_s, burst.fetched_bytes)
+    size_bytes = burst.images.size_bytes()
+    return _AtRate(asked_bits, bits, seconds, burst.done_s, burst.fetched_bytes, size_bytes)
 
 
 def _report(context: BenchContext, measured: Sequence[_AtRate], touched: Sequence[Touched]) -> Report:

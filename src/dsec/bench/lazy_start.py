@@ -6,21 +6,27 @@ runs from `create` to the end of the command. Beside it, from the same nothing: 
 and what users of Docker Engine and podman do (`lazy_references`); and the same command where all of it was here before,
 on the disk and not in memory.
 
+The image is there twice: as it is, and laid out by a trace of the same commands, which goes with it (``dsec image
+publish --trace``), so that what they read lies together and comes while the sandbox is made.
+
 What the command touches is measured apart (`touched`), so that what was fetched can be held against it: the promise is
 a time beyond the transfer of that, at the rate that the link was measured to have.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
-from dsec.base.errors import RuntimeFailedError
+from dsec.base.errors import ExternalCommandError, RuntimeFailedError
 from dsec.base.units import MIB
 from dsec.bench.context import BenchContext
 from dsec.bench.distribution import distribution, ratio
@@ -39,6 +45,7 @@ NAME = "bench-lazy"
 COMMANDS: Mapping[str, tuple[str, ...]] = {"true": ("true",), "python3": ("python3", "-c", "pass")}
 _MAIN = "python3"
 _LAZY, _CACHED, _EAGER = "lazy", "all of it on this host's disk", "pulled whole, then created"
+_TRACED = "lazy, published by its trace"
 _SMALLEST_ADDED_BYTES = 2 * MIB
 _EACH = 10
 """What loads the whole image is sampled once for so many samples of what does not."""
@@ -54,33 +61,33 @@ class _Start:
     Attributes:
         node: makes them.
         images: its images.
-        reference: of the image.
+        references: of its publications, by way.
         pull_s: how long it took to make the image known.
-        fetched_bytes: content that each lazy start fetched, by command.
+        fetched_bytes: content that each lazy start fetched, by way and command.
     """
 
     node: Node
     images: LazyImages
-    reference: str
+    references: Mapping[str, str]
     pull_s: list[float] = field(default_factory=list)
-    fetched_bytes: dict[str, list[int]] = field(default_factory=dict)
+    fetched_bytes: dict[_Key, list[int]] = field(default_factory=dict)
 
-    async def lazy(self, command: str) -> float:
+    async def lazy(self, way: str, command: str) -> float:
         """Start from nothing, loading what is touched."""
         await self.images.forget()
         with timed() as pulling:
-            await self.images.pull(self.reference)
+            await self.images.pull(self.references[way])
         self.pull_s.append(pulling.seconds)
         seconds = await self.first(command)
         status = await anyio.to_thread.run_sync(self.images.daemon.status)
-        self.fetched_bytes.setdefault(command, []).append(status.fetched_bytes)
+        self.fetched_bytes.setdefault((way, command), []).append(status.fetched_bytes)
         return seconds
 
-    async def eager(self, command: str) -> float:
+    async def eager(self, command: str, way: str = _LAZY) -> float:
         """Start from nothing, loading all."""
         await self.images.forget()
         with timed() as pulling:
-            await self.images.pull(self.reference, eager=True)
+            await self.images.pull(self.references[way], eager=True)
         return pulling.seconds + await self.first(command)
 
     async def cached(self, command: str) -> float:
@@ -107,32 +114,33 @@ class _AtRate:
         asked_bits, bits: what the link was shaped to, and measured to have.
         seconds: by contestant and command.
         pull_s: of making the image known.
-        fetched_bytes: by command.
+        fetched_bytes: by way and command.
     """
 
     asked_bits: int
     bits: float
     seconds: Mapping[_Key, list[float]]
     pull_s: Sequence[float]
-    fetched_bytes: Mapping[str, Sequence[int]]
+    fetched_bytes: Mapping[_Key, Sequence[int]]
 
-    def rows(self, touched: Mapping[str, Sequence[Touched]]) -> Iterator[dict[str, Any]]:
+    def rows(self, touched: Mapping[_Key, Sequence[Touched]]) -> Iterator[dict[str, Any]]:
         for (who, command), seconds in self.seconds.items():
             row = {"link": f"{self.asked_bits / 1e9:g} Gbit/s", "measured_gbit_s": round(self.bits / 1e9, 2)}
             row |= {"what": f"{who}: {' '.join(COMMANDS[command])}", "ms": distribution(seconds, scale=1e3)}
-            yield row | (self._of_lazy(command, touched[command]) if who == _LAZY else {})
+            yield row | (self._of_lazy((who, command), touched) if (who, command) in touched else {})
 
-    def _of_lazy(self, command: str, touched: Sequence[Touched]) -> dict[str, Any]:
+    def _of_lazy(self, key: _Key, touched_by: Mapping[_Key, Sequence[Touched]]) -> dict[str, Any]:
+        touched = touched_by[key]
         transfer_ms = 8e3 * sum(each.stored_bytes for each in touched) / self.bits
         content_bytes = sum(each.content_bytes for each in touched)
-        fetched = distribution(self.fetched_bytes[command], scale=1 / MIB)
+        fetched = distribution(self.fetched_bytes[key], scale=1 / MIB)
         return {
             "touched_pages_mib": round(sum(each.page_bytes for each in touched) / MIB, 2),
             "touched_chunks_mib": round(content_bytes / MIB, 2),
             "fetched_mib": fetched.p50,
             "fetched_of_touched": ratio(fetched.p50 * MIB, content_bytes),
             "transfer_ms": round(transfer_ms, 1),
-            "beyond_transfer_ms": distribution([1e3 * each - transfer_ms for each in self.seconds[(_LAZY, command)]]),
+            "beyond_transfer_ms": distribution([1e3 * each - transfer_ms for each in self.seconds[key]]),
             "goal_beyond_transfer_ms": _GOAL_MS,
             "made_known_before_ms": distribution(self.pull_s, scale=1e3),
         }
@@ -149,14 +157,16 @@ async def bench_lazy_start(context: BenchContext) -> Report:
         images = stack.enter_context(lazy_images(root, store))
         with workplace.images_of("references") as origin:
             size_bytes = await anyio.to_thread.run_sync(_make, context, origin)
-            reference = await images.publish(origin, NAME)
+            references = {_LAZY: await images.publish(origin, NAME)}
+            await anyio.to_thread.run_sync(_trace, workplace.directory / "references")
+            references[_TRACED] = await images.publish(origin, NAME, by_traces=True)
             loaders = stack.enter_context(_loaders(context, origin, store))
         await anyio.to_thread.run_sync(warm, store)
         node = await stack.enter_async_context(workplace.embedded(store=store.url))
         measured = []
         for bits in (FAST_BITS, SLOW_BITS):
-            measured.append(await _measure(context, bits, store, _Start(node, images, reference), loaders))
-        touched = await _touched(_Start(node, images, reference))
+            measured.append(await _measure(context, bits, store, _Start(node, images, references), loaders))
+        touched = await _touched(_Start(node, images, references))
     return _report(context, size_bytes, measured, touched)
 
 
@@ -200,7 +210,7 @@ async def _measure(
     bits = await anyio.to_thread.run_sync(store.measure)
     context.progress.say(f"a link of {asked_bits / 1e9:g} Gbit/s carries {bits / 1e9:.2f}")
     rounds, progress = context.options.samples, context.progress
-    lazy = {(_LAZY, command): partial(start.lazy, command) for command in COMMANDS}
+    lazy = {(way, command): partial(start.lazy, way, command) for way in start.references for command in COMMANDS}
     seconds = await alternate(lazy, rounds=rounds, progress=progress, warm_ups=1)
     whole: dict[_Key, Sample] = {(loader.name, _MAIN): partial(_loaded, loader, store) for loader in loaders}
     whole[(_EAGER, _MAIN)] = partial(start.eager, _MAIN)
@@ -215,17 +225,31 @@ async def _loaded(loader: Loader, store: ShapedStore) -> float:
     return await anyio.to_thread.run_sync(loader.sample, store, COMMANDS[_MAIN])
 
 
-async def _touched(start: _Start) -> dict[str, tuple[Touched, ...]]:
-    """Say what each command touches, of the image that is here whole."""
+async def _touched(start: _Start) -> dict[_Key, tuple[Touched, ...]]:
+    """Say what each command touches of each publication, of the image that is here whole."""
     found = {}
-    for command in COMMANDS:
-        await start.cached(command)
-        found[command] = await start.images.touched(NAME)
+    for way, reference in start.references.items():
+        await start.eager(_MAIN, way)
+        for command in COMMANDS:
+            await start.cached(command)
+            found[(way, command)] = await start.images.touched(reference)
     return found
 
 
+def _trace(state_dir: Path) -> None:
+    """Record what the commands read, as a user does who publishes the image."""
+    for command, argv in COMMANDS.items():
+        options = ["--first"] if command == _MAIN else []
+        call = [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), "image", "trace", NAME, *options, "--"]
+        done = subprocess.run([*call, *argv], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ExternalCommandError(
+                f"{' '.join(call)} failed", detail=done.stderr[-500:], resolution="run it by hand"
+            )
+
+
 def _report(
-    context: BenchContext, size_bytes: int, measured: Sequence[_AtRate], touched: Mapping[str, Sequence[Touched]]
+    context: BenchContext, size_bytes: int, measured: Sequence[_AtRate], touched: Mapping[_Key, Sequence[Touched]]
 ) -> Report:
     context.note(f"the image has {size_bytes / MIB:.0f} MiB; links are shaped by tc tbf between network namespaces")
     fast = {who: each for (who, command), each in measured[0].seconds.items() if command == _MAIN}
