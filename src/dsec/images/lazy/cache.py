@@ -78,7 +78,7 @@ class LayerCache:
         self._where: dict[str, list[tuple[str, int]]] = {}
         self._arriving_bytes = 0
         try:
-            _check_version(root)
+            check_version(root)
             self._load()
         except BaseException:
             self.close()
@@ -304,8 +304,12 @@ def _lock(root: Path) -> int:
     return descriptor
 
 
-def _check_version(root: Path) -> None:
-    """Refuse another version's cache, which that version's process may go on with."""
+def check_version(root: Path) -> None:
+    """Refuse another version's cache, which that version's process may go on with.
+
+    Raises:
+        CapabilityMissingError: it is one.
+    """
     path = root / "format.json"
     if not path.exists():
         write_atomically(path, msgspec.json.encode(_Format(_VERSION)))

@@ -20,6 +20,7 @@ from dsec.base.errors import NodeUnavailableError, StateCorruptedError
 from dsec.distribution.prefetch import PrefetchProgress
 from dsec.images.durable import try_lock
 from dsec.images.layer_mounts import Brought, LazyLayers, NoLazyLayers
+from dsec.images.lazy.cache import check_version
 from dsec.images.lazy.daemon_options import DaemonOptions, read_options, write_options
 from dsec.images.lazy.daemon_wire import (
     Answer,
@@ -274,6 +275,8 @@ class LayerDaemon:
         return started.returncode == 0
 
     def _not_there(self) -> NodeUnavailableError:
+        if (self.root / "cache").exists():
+            check_version(self.root / "cache")
         log = self.root / "daemon.log"
         tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") if log.exists() else ""
         return NodeUnavailableError(

@@ -31,7 +31,7 @@ import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.images.durable import try_lock
-from dsec.images.lazy.cache import LayerCache
+from dsec.images.lazy.cache import LayerCache, check_version
 from dsec.images.lazy.collection.renewing import renew_pins
 from dsec.images.lazy.daemon_options import DaemonOptions, read_options
 from dsec.images.lazy.daemon_wire import (
@@ -87,6 +87,8 @@ def keep(root: Path) -> int:
     lock_fd = try_lock(lock)
     if lock_fd is None:
         return 0
+    if (root / "cache").exists():
+        check_version(root / "cache")  # Here, where whoever starts us is told at once.
     listener = _listen(root)
     mount, left_over = mount_below(root / "served")
     if os.fork():
