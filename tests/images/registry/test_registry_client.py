@@ -236,6 +236,15 @@ async def test_manifests_are_compared_with_their_digest(
         await client.manifest(repository, "no-such")
 
 
+async def test_a_registry_that_keeps_another_manifest_than_it_was_given_is_found_out(
+    client: RegistryClient, repository: Repository, faulty: FaultyRegistry
+) -> None:
+    lie = {"Docker-Content-Digest": digest_of(b"another")}
+    faulty.rule = lambda seen: Fault(headers=lie) if seen.method == "PUT" else None
+    with pytest.raises(StateCorruptedError, match="keeps"):
+        await _put_manifest(client, repository)
+
+
 async def test_endless_documents_are_left(
     client: RegistryClient, repository: Repository, faulty: FaultyRegistry
 ) -> None:

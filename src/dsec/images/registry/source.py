@@ -10,11 +10,15 @@ from dsec.base.errors import DsecError, PermissionDeniedError, StoreUnavailableE
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S
 from dsec.images.lazy.stored import ChunkRef
 from dsec.images.registry.blobs import read_range
-from dsec.images.registry.client import RegistryClient
+from dsec.images.registry.client import ClientOptions, RegistryClient
+from dsec.images.registry.http import Timeouts
 from dsec.images.registry.reference import parse_blob_url
 
 _clients: RunVar[dict[str, RegistryClient]] = RunVar("dsec_registry_clients")
 """By host, for each event loop: layers of one registry share connections, tokens, and patience where it asks for it."""
+
+_READ = Timeouts(connect_s=5.0, stall_s=10.0)
+"""Somebody waits for what is read, so that a connection that stalls is given up while there is time for another."""
 
 
 class RegistrySource:
@@ -59,7 +63,7 @@ def _shared(host: str) -> RegistryClient:
         clients = {}
         _clients.set(clients)
     if host not in clients:
-        clients[host] = RegistryClient(host)
+        clients[host] = RegistryClient(host, ClientOptions(timeouts=_READ))
     return clients[host]
 
 

@@ -98,6 +98,7 @@ async def put_manifest(
     """Put a manifest under a tag or its digest, after all that it names, and return its digest.
 
     Raises:
+        StateCorruptedError: the registry keeps something else than it was given.
         StoreUnavailableError, UnauthorizedError, PermissionDeniedError: as the registry answers.
     """
     ask = Ask(
@@ -109,8 +110,14 @@ async def put_manifest(
         expected=frozenset({201, 202}),
     )
     with reported():
-        async with client.answered(ask):
-            return digest_of(data)
+        async with client.answered(ask) as response:
+            kept, digest = response.header("docker-content-digest"), digest_of(data)
+    if kept not in (None, digest):
+        raise StateCorruptedError(
+            f"{client.host} keeps the manifest {digest} of {repository.path} as {str(kept)[:100]}",
+            resolution="a registry that rewrites manifests keeps no image that its digest proves: use another",
+        )
+    return digest
 
 
 class _Upload:
