@@ -41,6 +41,7 @@ _EXISTING = click.Path(path_type=Path)
         "verify": Lazy("dsec.cli.image_verify:verify", "Check an image: manifest, layers, chunks."),
         "layers": Lazy("dsec.cli.image_layers:layers", "Show what an environment is made of, layer by layer."),
         "merge": Lazy("dsec.cli.image_layers:merge", "Merge layers of an image that nobody else shares."),
+        "peers": Lazy("dsec.cli.image_peers:peers", "Show which nodes have which chunks, and what they send."),
         "pull": Lazy("dsec.cli.image_sharing:pull", "Make a published image known here; its bytes come when touched."),
     },
 )

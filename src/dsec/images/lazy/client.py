@@ -161,6 +161,7 @@ class LayerDaemon:
             return
         self._stay_again_s = time.monotonic() + self._options.idle_s / 3
         with contextlib.suppress(NodeUnavailableError):
+            self.configure()  # Somebody without peers may have started it.
             self.status()
 
     def mounted(self) -> frozenset[str]:
@@ -186,13 +187,7 @@ class LayerDaemon:
 
     def _keeps_lock(self) -> bool:
         """Whether a keeper lives."""
-        lock = self.root / "keeper.lock"
-        if not lock.exists():
-            return False
-        descriptor = try_lock(lock)
-        if descriptor is not None:
-            os.close(descriptor)
-        return descriptor is None
+        return _is_kept(self.root)
 
     def prefetch(self, request: Prefetch) -> PrefetchProgress:
         """Have chunks of mounted layers brought before they are read, and return at once.
@@ -286,6 +281,26 @@ class LayerDaemon:
 
 class _ServerGoneError(Exception):
     """The server ended before it answered."""
+
+
+def running_daemon(root: Path) -> LayerDaemon | None:
+    """Return the daemon of a directory if it runs, without starting it.
+
+    Raises:
+        StateCorruptedError: it has no options that can be read.
+    """
+    return LayerDaemon(root, read_options(root)) if _is_kept(root) else None
+
+
+def _is_kept(root: Path) -> bool:
+    """Whether the keeper of a directory lives."""
+    lock = root / "keeper.lock"
+    if not lock.exists():
+        return False
+    descriptor = try_lock(lock)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 def lazy_layers(images: Path, options: DaemonOptions) -> LazyLayers:
