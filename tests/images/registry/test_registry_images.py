@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import anyio
@@ -524,6 +525,26 @@ def test_two_pulls_of_one_image_at_once_fetch_it_once(hosts: Hosts, tmp_path: Pa
     assert there.get("one").layers == there.get("two").layers
     layers = [seen.path for seen in hosts.proxy.blobs() if "range" in seen.headers]
     assert len(layers) == len(set(layers)) == 3
+
+
+def test_an_ordinary_user_pulls_ordinary_images(hosts: Hosts, tmp_path: Path) -> None:
+    reference = hosts.reference()
+    _push_layout(hosts, write_layout(tmp_path / "layout", [tar_of(a="1"), tar_of(b="2")]), reference)
+    with TemporaryDirectory(prefix="dsec-ordinary-") as place:
+        os.chmod(place, 0o777)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                store = LocalImageStore(Path(place) / "images")
+                status = 0 if len(hosts.pull(store, reference).layers) == 2 else 2
+                store.close()
+            finally:
+                os._exit(status)  # Not even pytest's own clean-up may run in the child.
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_is_no_image_is_refused_by_name(hosts: Hosts, tmp_path: Path) -> None:
