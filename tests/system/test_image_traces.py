@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +15,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import pytest
+from tests.system.conftest import dsec
 
 from dsec.base.errors import CommandNotFoundError, InvalidRequestError
 from dsec.cli.image_prefetching import PrefetchOrder, bring
@@ -22,6 +27,7 @@ from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.traces import FIRST_USE, Trace, TraceShelf
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
+from dsec.linux.mounts import mounts_under
 from dsec.model.prefetch import PrefetchHint, PrefetchStep
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxSpec
@@ -120,6 +126,39 @@ async def test_a_trace_names_what_a_command_reads_and_leaves_nothing(state_dir: 
     assert not (state_dir / "tracing").exists()
 
 
+def _program(state_dir: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "dsec", "--state-dir", str(state_dir), *arguments]
+
+
+def _sleeps(seconds: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes() == b"sleep\0" + seconds.encode() + b"\0":
+                return True
+    return False
+
+
+async def test_what_a_killed_recording_left_the_next_one_clears_away(state_dir: Path) -> None:
+    seconds = str(random.randrange(10_000, 99_999))
+    command = _program(state_dir, "image", "trace", "guest", "--", "sleep", seconds)
+    # It is killed, which nothing but the process itself can be.
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as recording:  # noqa: ASYNC220
+        await _wait(lambda: _sleeps(seconds))
+        recording.kill()
+    node_id = (state_dir / "tracing/node.id").read_text().strip()
+    done = dsec(state_dir, "image", "trace", "guest", "--json", "--", *_READS)
+    assert msgspec.json.decode(done.stdout)["command"] == "perl"
+    assert not _sleeps(seconds)
+    assert not (state_dir / "tracing").exists()
+    assert not (Path("/run/dsec") / node_id).exists()
+    assert not list(mounts_under(state_dir / "tracing"))
+    (use,) = msgspec.json.decode(dsec(state_dir, "image", "stats", "guest", "--json").stdout)
+    assert use["commands"] == ["perl"]
+    assert use["local_bytes"] == use["size_bytes"], "it is wholly here, and nothing of it is seen"
+    wanted = msgspec.json.decode(dsec(state_dir, "image", "prefetch", "guest", "--json").stdout)["wanted"]
+    assert wanted == 0
+
+
 async def test_traces_go_with_a_published_image(state_dir: Path, tmp_path: Path) -> None:
     trace = await _traced(state_dir)
     objects = FolderObjectStore(state_dir.parent / "objects")
@@ -130,7 +169,7 @@ async def test_traces_go_with_a_published_image(state_dir: Path, tmp_path: Path)
     there = LocalImageStore(tmp_path / "images")
     pulled = await pull_image(there, published.reference, objects)
     (found,) = TraceShelf(there.root).of(pulled.image_id)
-    assert found.reads == trace.reads
+    assert found.read_bytes == trace.read_bytes
     assert [layer.manifest for layer in found.layers] == list(published.manifests)
     there.tag("guest", "other")
     there.remove("guest")

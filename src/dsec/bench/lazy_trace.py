@@ -1,8 +1,8 @@
 """`lazy-trace`: what a trace of a command is worth to the next host that runs it.
 
-The command's reads are recorded once, where the image is whole. Then the image is published twice, as mkfs.erofs laid
-it out and laid out by the trace, and pulled behind a shaped link (`shaped`) by a host that has nothing of it. Each is
-started with and without its trace, four contestants that take turns: without one nothing is brought beforehand.
+The command's reads are recorded once, where the image is whole. Then the image is published twice, laid out as without
+a trace and by it, and pulled behind a shaped link (`shaped`) by a host that has nothing of it. Each is started with and
+without its trace, four contestants that take turns: without one nothing is brought beforehand.
 The clock runs from `create` to the end of the command; what was fetched, touched and brought for nothing stands beside.
 """
 
@@ -37,7 +37,7 @@ COMMAND = ("python3", "-c", "import json, asyncio")
 _RUNS = 2
 _LATE_S = 0.2
 """What is under way when the command ends is counted too."""
-_PLAIN, _LAID_OUT = "as mkfs.erofs lays it out", "laid out by its trace"
+_PLAIN, _LAID_OUT = "laid out for sharing", "laid out by its trace"
 _Key = tuple[str, bool]
 """How it was published, and whether it has its trace."""
 
