@@ -74,6 +74,9 @@ def run_s3_server(directory: Path, program: str) -> Iterator[S3Server]:
     command += [
         f"-s3.config={configuration}",
         "-s3.autoCreateBucket=false",
+        # Catalogs of tables, each at a port that all servers of a host would want.
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
         "-volume.max=16",
         "-master.volumeSizeLimitMB=64",
     ]
