@@ -95,11 +95,28 @@ def test_who_accuses_many_that_nobody_else_finds_fault_with_is_not_believed(make
     assert accuse(swarm, "n0", "h4", 2) == []
 
 
+def test_what_a_liar_said_stays_struck_out_when_it_is_believed_again(make_swarm: MakeSwarm) -> None:
+    suspicion = SuspicionPolicy(distrust_s=20.0)
+    swarm = fleet(make_swarm, policy=TrackerPolicy(choice=EVERYBODY.choice, suspicion=suspicion))
+    for number in range(4):
+        accuse(swarm, "n0", f"h{number}", 1)
+    for _ in range(3):
+        swarm.pass_time(10.0)
+    assert proposed(swarm, "n1", 1) == {f"h{number}" for number in range(6)}
+
+
 def test_who_was_not_sent_there_accuses_for_itself_only(make_swarm: MakeSwarm) -> None:
     swarm = fleet(make_swarm)
     assert swarm.accuse("n0", "h0", 1) == []
     assert "h0" in proposed(swarm, "n1", 1)
     assert "h0" not in proposed(swarm, "n0", 1)
+
+
+def test_an_accusation_counts_also_when_the_chunk_came_from_another_meanwhile(make_swarm: MakeSwarm) -> None:
+    swarm = fleet(make_swarm)
+    assert "h0" in proposed(swarm, "n0", 1)
+    swarm.gain("n0", 1)
+    assert kinds(swarm.accuse("n0", "h0", 1)) == [VerdictKind.BLOCK_QUARANTINED]
 
 
 def test_a_stranger_who_accuses_everybody_changes_nothing(make_swarm: MakeSwarm) -> None:

@@ -163,6 +163,21 @@ def test_a_layer_that_is_all_there_needs_no_list(swarm: Swarm) -> None:
     assert swarm.ask("b", 78).origin
 
 
+def test_a_chunk_that_two_layers_have_goes_with_the_last(swarm: Swarm) -> None:
+    other = "b" * 64
+    swarm.join("a", "b")
+    swarm.gain("a", 1)
+    member = swarm.members["a"]
+    member.held[other] = {name_of(1)}
+    member.announcer.gained(other, [name_of(1)])
+    swarm.announce("a")
+    for layer, there in ((LAYER, True), (other, False)):
+        member.held.pop(layer)
+        member.announcer.removed(layer)
+        swarm.announce("a")
+        assert bool(swarm.ask("b").peers) == there
+
+
 def test_a_lost_announcement_is_noticed_and_everything_is_told_again(swarm: Swarm) -> None:
     swarm.join("a", "b")
     member = swarm.members["a"]
@@ -264,3 +279,17 @@ def test_no_node_is_sent_to_much_more_often_than_others(make_swarm: MakeSwarm, s
         for name in names:
             swarm.gain(name, number)
     assert max(sent.values()) <= 2 * sum(sent.values()) / len(names)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_has_each_chunk_first_does_not_send_to_all(make_swarm: MakeSwarm, seed: int) -> None:
+    swarm = make_swarm(seed=seed)
+    names = [f"n{number}" for number in range(8)]
+    swarm.join(*names)
+    sent: Counter[str] = Counter()
+    for number in range(60):
+        swarm.gain("n0", number)
+        for name in names[1:]:
+            sent[swarm.ask(name, number).peers[0].node] += 1
+            swarm.gain(name, number)
+    assert sent["n0"] <= 2 * sum(sent.values()) / len(names)
