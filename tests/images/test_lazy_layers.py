@@ -308,6 +308,15 @@ def test_a_source_that_hangs_fails_the_read_at_its_deadline_and_holds_up_no_othe
     assert "within 0.2 s" in next(event.brief for event in opened.events)
 
 
+def test_a_mount_ends_at_its_deadline_when_the_metadata_does_not_come(open_server: Open, published: Published) -> None:
+    source = Switched(published.source())
+    source.hangs = True
+    opened = open_server(source, read_timeout_s=0.2)
+    with pytest.raises(StoreUnavailableError, match=r"within 0\.2 s"):
+        opened.mounts.ensure(published.manifest)
+    assert opened.mounts.mounted() == frozenset()
+
+
 def test_a_source_that_lies_is_named_and_the_next_one_asked(open_server: Open, published: Published) -> None:
     lies = {ref.id: encode(b"x" * ref.content_bytes)[1] for ref in published.manifest.chunks}
     opened = open_server(MemorySource(lies, "node-17"), published.source())

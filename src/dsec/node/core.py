@@ -21,6 +21,7 @@ from dsec.model.capability import Capability, CapabilityReport
 from dsec.model.event import EventKind
 from dsec.model.sandbox import SandboxInfo
 from dsec.node.admission import NodeAdmission, refusal_error
+from dsec.node.image_mounts import ImageMounts
 from dsec.node.parts import NodeParts
 from dsec.node.pools.recorder import Recorder
 from dsec.node.prefetch import NodePrefetches
@@ -65,6 +66,7 @@ class Core:
         sends, receipts: bound the threads through which layers are sent, and received. Two, since each send of one node
             waits for a receipt of another, which must not wait for a send.
         admission, recorder: who says whether one more is taken, and who keeps events.
+        mounts: mount images, each once.
         prefetches: bring what sandboxes will read of their images.
         freezes, releases, readings: bound how many sandboxes at the same time are frozen, give their memory back, or
             read it back.
@@ -88,6 +90,7 @@ class Core:
         self.clean_states = CleanStates(parts)
         self.durable = durable or Durable(parts)
         self.prefetches = NodePrefetches(self)
+        self.mounts = ImageMounts(self)
         self.migrations: OrderedDict[str, MigrationRecord] = OrderedDict()
         self.sends = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)
         self.receipts = anyio.CapacityLimiter(_TRANSFERS_AT_ONCE)

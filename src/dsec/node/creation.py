@@ -59,20 +59,12 @@ async def ensure_images(core: Core, spec: SandboxSpec) -> None:
             await anyio.to_thread.run_sync(core.parts.ensure_image, name)
 
 
-async def ready_images(core: Core, names: tuple[str, ...]) -> None:
-    """Mount the images that are here but not mounted, in a thread: those that are loaded when touched wait for their
-    metadata. What this mounts is still mounted when the caller goes on.
-    """
-    if core.parts.images.mounted(names) is None:
-        await anyio.to_thread.run_sync(core.parts.images.mount, names, abandon_on_cancel=True)
-
-
 async def load_image(core: Core, spec: SandboxSpec, *, pool: str = "") -> MountedImage:
     """Make the layers of a spec readable, and tell how long that took."""
     began_s = core.now_boot_s()
     await ensure_images(core, spec)
     names = (spec.image, *spec.layers)
-    await ready_images(core, names)
+    await core.mounts.ready(names)
     image = core.parts.images.mount(names)
     core.recorder.add(EventKind.IMAGE_LOADED, pool=pool, duration_s=core.now_boot_s() - began_s, text=spec.image)
     return image
@@ -90,7 +82,7 @@ async def create(
     with core.recorder.creation(chosen, task_of(spec.metadata)):
         with anyio.move_on_after(timeout_s):
             if core.registry.get(chosen) is None:
-                await ready_images(core, (spec.image, *spec.layers))
+                await core.mounts.ready((spec.image, *spec.layers))
             while (existing := core.registry.get(chosen)) is not None:
                 _check_same(existing, spec)
                 if existing.state not in UNSETTLED:

@@ -172,8 +172,15 @@ class LayerServer:
                 self._touched[manifest.id] = self._touches.of(manifest)
                 layer = self._layers[manifest.id] = self.cache.hold(manifest)
             layer.keep_origins(origins)
-        self._portal.call(self._fetcher.bring_metadata, layer)
+        self._portal.call(self._bring_metadata, layer)
         return self.mount.target / manifest.id
+
+    async def _bring_metadata(self, layer: CachedLayer) -> None:
+        try:
+            with anyio.fail_after(self._options.read_timeout_s):
+                await self._fetcher.bring_metadata(layer)
+        except TimeoutError as error:
+            raise _as_ours(error, self._options.read_timeout_s) from error
 
     def manifest(self, manifest_id: str, *, origins: Sequence[str] = (), file: Path | None = None) -> LayerManifest:
         """Return a manifest: of the cache, of a file, or of an origin that has it.

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import anyio
-import anyio.to_thread
 import msgspec
 import structlog
 
@@ -94,8 +93,7 @@ class Migrations:
         core = self._core
         core.check_open()
         check_offer(core, offer)
-        # Those that are loaded when touched wait for their metadata.
-        await anyio.to_thread.run_sync(core.parts.images.mount_layers, offer.layers)
+        await core.mounts.ready_layers(offer.layers)
         check_offer(core, offer)
         paths = core.parts.images.mount_layers(offer.layers)
         # Nothing is awaited until the place is taken.

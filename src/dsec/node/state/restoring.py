@@ -78,8 +78,7 @@ async def _restore_once(
             return await _existing(core, store, existing, reference, request)
         elif snapshot is None:
             snapshot = await store.load(reference)
-            # Layers that are loaded when touched wait for their metadata.
-            await anyio.to_thread.run_sync(core.parts.images.mount_layers, snapshot.header.layers)
+            await core.mounts.ready_layers(snapshot.header.layers)
         else:
             # Nothing is awaited between the look at the registry and the place in it.
             return await _restore(core, lifetimes, store, snapshot, request, sandbox_id)
