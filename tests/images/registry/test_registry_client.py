@@ -418,7 +418,7 @@ def test_whatever_a_registry_does_a_range_is_right_or_an_error(registry: Registr
 
         anyio.run(put)
 
-        @settings(max_examples=40)
+        @settings(max_examples=25)
         @given(_faults, st.integers(0, 299_999), st.integers(1, 300_000))
         def check(faults: list[Fault | None], start: int, length: int) -> None:
             length = min(length, len(CONTENT) - start)

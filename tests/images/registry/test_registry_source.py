@@ -131,6 +131,23 @@ async def test_a_registry_that_lies_stalls_or_breaks_off_gives_the_chunk_or_an_e
 
 
 @pytest.mark.anyio
+async def test_a_broken_file_of_this_host_is_no_damage_to_the_layer(registry: RegistryServer, tmp_path: Path) -> None:
+    stored, refs = stored_chunks([b"content"])
+    (tmp_path / "auth.json").write_text("{")
+    with run_faulty_registry(registry.host) as proxy:
+        client = RegistryClient(
+            proxy.host, ClientOptions(environment={"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")})
+        )
+        repository, digest = await _blob(client, tmp_path / "blob", stored, refs)
+        source = RegistrySource(repository.blob_url(digest), client)
+        assert await source.fetch(refs[0]) == stored[refs[0].id]
+        proxy.rule = lambda seen: Fault(status=401, headers={"WWW-Authenticate": "Basic realm=x"})
+        with pytest.raises(StoreUnavailableError, match=r"auth\.json"):
+            await source.fetch(refs[0])
+        await client.aclose()
+
+
+@pytest.mark.anyio
 async def test_sources_of_one_registry_share_its_client() -> None:
     url = Repository(host="127.0.0.1:1", path="x").blob_url(_NEVER)
     _, (ref, *_) = stored_chunks([b"x"])

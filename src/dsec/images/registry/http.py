@@ -216,20 +216,29 @@ class RegistryHttp:
         self.trust: Trust = trust_of(host, environment)
         self.base = f"{self.trust.scheme}://{host}"
         self._origin = _origin(httpx2.URL(self.base))
-        self._client = httpx2.AsyncClient(
-            verify=self.trust.context(),
-            timeout=httpx2.Timeout(timeouts.stall_s, connect=timeouts.connect_s, pool=None),
-            limits=httpx2.Limits(
-                max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS, keepalive_expiry=_IDLE_S
-            ),
-            headers={"User-Agent": f"dsec/{__version__}", "Accept-Encoding": "identity"},
-            # A proxy of the environment is for what is beyond this host.
-            trust_env=not is_loopback(host),
-        )
+        self._clients: dict[str, httpx2.AsyncClient] = {}
+
+    def _client(self, scheme: str) -> httpx2.AsyncClient:
+        """Return the client for a scheme. To read the certificates of all authorities takes longer than a request."""
+        if scheme not in self._clients:
+            # Whoever is spoken to over TLS by a client that was made for plain HTTP is vouched for by nobody.
+            context = self.trust.context() if scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._clients[scheme] = httpx2.AsyncClient(
+                verify=context,
+                timeout=httpx2.Timeout(self._timeouts.stall_s, connect=self._timeouts.connect_s, pool=None),
+                limits=httpx2.Limits(
+                    max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS, keepalive_expiry=_IDLE_S
+                ),
+                headers={"User-Agent": f"dsec/{__version__}", "Accept-Encoding": "identity"},
+                # A proxy of the environment is for what is beyond this host.
+                trust_env=not is_loopback(self.host),
+            )
+        return self._clients[scheme]
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
     def is_own(self, url: str) -> bool:
         """Tell whether a URL is of the registry itself, so that it may be shown who we are."""
@@ -273,8 +282,9 @@ class RegistryHttp:
         where = _told(method, url)
         shown = {} if authorization is None else {"Authorization": authorization}
         with _translated(where):
-            request = self._client.build_request(method, url, headers={**headers, **shown}, content=content)
-            response = await self._client.send(request, stream=True)
+            client = self._client(httpx2.URL(url).scheme)
+            request = client.build_request(method, url, headers={**headers, **shown}, content=content)
+            response = await client.send(request, stream=True)
         try:
             yield Response(response, where, self._timeouts)
         finally:

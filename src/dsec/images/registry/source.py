@@ -6,7 +6,13 @@ from __future__ import annotations
 import anyio
 from anyio.lowlevel import RunVar
 
-from dsec.base.errors import DsecError, PermissionDeniedError, StoreUnavailableError, UnauthorizedError
+from dsec.base.errors import (
+    DsecError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    StoreUnavailableError,
+    UnauthorizedError,
+)
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S
 from dsec.images.lazy.stored import ChunkRef
 from dsec.images.registry.blobs import read_range
@@ -40,8 +46,8 @@ class RegistrySource:
 
     async def fetch(self, ref: ChunkRef, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
         """See the port."""
-        client = self._client or _shared(self._repository.host)
         try:
+            client = self._client or _shared(self._repository.host)
             with anyio.fail_after(timeout_s):
                 return await read_range(client, self._repository, self._digest, ref.blob_start, ref.stored_bytes)
         except TimeoutError as error:
@@ -49,8 +55,8 @@ class RegistrySource:
                 f"{self.name} gave no chunk {ref.id[:12]} within {timeout_s:g} s",
                 resolution="see whether the registry is up, and what is between it and this host",
             ) from error
-        except (UnauthorizedError, PermissionDeniedError) as error:
-            # A login may have ended, and may be made again: nothing is wrong with the layer.
+        except (InvalidRequestError, PermissionDeniedError, UnauthorizedError) as error:
+            # A login may have ended, or a file of this host's be broken: nothing is wrong with the layer.
             raise StoreUnavailableError(error.brief, detail=error.detail, resolution=error.resolution) from error
 
     def blame(self, ref: ChunkRef, error: DsecError) -> None:
