@@ -25,6 +25,7 @@ from dsec.model.prefetch import PrefetchHint, PrefetchStep
 if TYPE_CHECKING:
     from dsec.node.core import Core
 
+_LOOK_S, _STACKS = 60.0, 1024
 _THREADS = 4
 """Each mounts what a hint names, or writes a line to the layer daemon; more only queue for that."""
 
@@ -61,16 +62,22 @@ class NodePrefetches:
         self._prefetches = core.parts.prefetches
         self._is_off = isinstance(self._prefetches, NoPrefetches)
         self._owners: dict[str, _Owner] = {}
+        self._here_until_s: dict[tuple[str, ...], float] = {}
+        """Until when stacks of images that are wholly here are not looked at again."""
         self._threads = anyio.CapacityLimiter(_THREADS)
 
     def began(self, sandbox_id: str, images: Sequence[str]) -> None:
         """Bring what a new sandbox will read first."""
-        if not self._is_off:
-            stack, now_s = tuple(images), anyio.current_time()
+        stack, now_s = tuple(images), anyio.current_time()
+        if not self._is_off and self._here_until_s.get(stack, 0.0) < now_s:
             self._core.supervisor.start(f"prefetch for {sandbox_id}", lambda: self._begin(sandbox_id, stack, now_s))
 
     async def _begin(self, sandbox_id: str, images: tuple[str, ...], began_s: float) -> None:
         programs = await anyio.to_thread.run_sync(self._prefetches.programs, images, limiter=self._threads)
+        if programs is None:
+            if len(self._here_until_s) >= _STACKS:
+                self._here_until_s.clear()
+            self._here_until_s[images] = anyio.current_time() + _LOOK_S
         if programs is None or self._core.registry.get(sandbox_id) is None:
             return
         owner = self._owners[sandbox_id] = _Owner(images, programs)

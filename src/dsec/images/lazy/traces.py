@@ -18,6 +18,8 @@ import hashlib
 import posixpath
 import re
 import shlex
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -39,6 +41,7 @@ MAXIMUM_READS = 65_536
 MAXIMUM_TRACES = 16
 """Of one image; the one that was recorded longest ago goes first."""
 FIRST_USE = ""
+_REMEMBERED = 64
 _BLOCKS_A_CHUNK = CHUNK_BYTES // BLOCK_BYTES
 _MAXIMUM_LAYERS = 500
 _MAXIMUM_ARGUMENTS = 32
@@ -232,12 +235,16 @@ def _damaged(whence: str, detail: str) -> StateCorruptedError:
 class TraceShelf:
     """The traces of a host's images: `<images>/traces/<image>/<command>.json`. For several processes.
 
+    What was read is remembered for as long as its file is the same, since every sandbox that begins asks.
+
     Args:
         images: directory of the image store.
     """
 
     def __init__(self, images: Path) -> None:
         self._root = images / "traces"
+        self._read: OrderedDict[Path, tuple[tuple[int, int], Trace]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def put(self, trace: Trace) -> None:
         """Keep a trace in place of the one of the same image and command. Raises `OSError`."""
@@ -253,14 +260,14 @@ class TraceShelf:
         found = []
         for path in self._directory(image_id).glob("*.json"):
             with contextlib.suppress(StateCorruptedError, FileNotFoundError):
-                found.append(decode(path.read_bytes(), str(path)))
+                found.append(self._decoded(path))
         return tuple(sorted(found, key=lambda trace: -trace.recorded_at_s))
 
     def get(self, image_id: str, command: str) -> Trace | None:
         """Return the trace of an image and a command; None where there is none that can be read."""
         path = self._directory(image_id) / file_of(command)
         with contextlib.suppress(StateCorruptedError, FileNotFoundError):
-            return decode(path.read_bytes(), str(path))
+            return self._decoded(path)
         return None
 
     def first(self, image_id: str) -> Trace | None:
@@ -274,6 +281,21 @@ class TraceShelf:
             for directory in list(self._root.iterdir()):
                 if directory.name not in kept:
                     remove_tree(directory)
+
+    def _decoded(self, path: Path) -> Trace:
+        status = path.stat()
+        identity = (status.st_ino, status.st_mtime_ns)
+        with self._lock:
+            known = self._read.get(path)
+            if known is not None and known[0] == identity:
+                self._read.move_to_end(path)
+                return known[1]
+        trace = decode(path.read_bytes(), str(path))
+        with self._lock:
+            self._read[path] = (identity, trace)
+            while len(self._read) > _REMEMBERED:
+                self._read.popitem(last=False)
+        return trace
 
     def _directory(self, image_id: str) -> Path:
         return self._root / image_id.removeprefix("sha256:")
