@@ -15,6 +15,8 @@ import msgspec
 
 from dsec.bench.context import PureContext
 from dsec.bench.distribution import distribution, ratio
+from dsec.bench.peers_live import CENTRAL as LIVE_CENTRAL
+from dsec.bench.peers_live import NODES, OWN_ORDER, SAME_ORDER, LiveRun, as_row, measure_live, of_way
 from dsec.bench.peers_simulated import CASES, TROUBLES, SimulatedRun, simulate
 from dsec.bench.report import Report, make_report
 
@@ -24,7 +26,7 @@ GOAL_SENT_MOST_OF_MEAN = 2.0
 
 
 async def bench_peers(context: PureContext) -> Report:
-    """Simulate both ways, seed after seed."""
+    """Simulate both ways, seed after seed; then measure them on real nodes, where this host can."""
     runs = await simulate(context)
     context.note("simulated; the policies are the live ones, and time is the simulator's")
     central, peers = (_of_case(runs, case) for case in CASES)
@@ -34,7 +36,7 @@ async def bench_peers(context: PureContext) -> Report:
         "lower",
         ours=distribution([run.complete_s for run in peers]),
         references={CENTRAL: distribution([run.complete_s for run in central])},
-        series=simulated_rows(runs),
+        series=[*simulated_rows(runs), *live_rows(await measure_live(context))],
         host=context.host,
     )
 
@@ -53,6 +55,24 @@ def simulated_rows(runs: Sequence[SimulatedRun]) -> list[dict[str, Any]]:
     )
     compared["slowest_with_troubles_s"] = max(run.complete_s for run in runs if run.case in TROUBLES)
     return [compared, *({"what": "simulated, one run", **msgspec.to_builtins(run)} for run in runs)]
+
+
+def live_rows(runs: Sequence[LiveRun]) -> list[dict[str, Any]]:
+    """Return the rows of the live half: two that compare, then each run; none where nothing was measured."""
+    if not runs:
+        return []
+    central_s = [run.complete_s for run in of_way(runs, LIVE_CENTRAL)]
+    compared = []
+    for way in (OWN_ORDER, SAME_ORDER):
+        mine = of_way(runs, way)
+        row = comparison(
+            f"{NODES} real nodes, {way}",
+            central_s=central_s,
+            peers_s=[run.complete_s for run in mine],
+            sent_most_of_mean=max(run.sent_most_of_mean for run in mine),
+        )
+        compared.append(row)
+    return [*compared, *map(as_row, runs)]
 
 
 def comparison(
