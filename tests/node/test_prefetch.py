@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 
 import anyio
@@ -11,9 +11,10 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
+from dsec.base.errors import DsecError
 from dsec.distribution.prefetch import PrefetchProgress
 from dsec.model.prefetch import PrefetchHint, PrefetchStep
-from dsec.model.process import CommandRequest
+from dsec.model.process import CommandRequest, SessionCommand, SessionRequest
 from dsec.model.sandbox import SandboxSpec
 from dsec.node.node import Node
 from dsec.testing.memory_node import MemoryHost
@@ -59,27 +60,26 @@ async def _wait_told(recorded: Recorded, *told: str) -> None:
 
 
 async def test_a_sandbox_has_its_image_s_first_use_brought_then_its_commands_and_nothing_after_its_end() -> None:
-    recorded = Recorded("", "pytest")
+    recorded = Recorded("", "pytest", "make")
     async with _node(recorded) as node:
         box = (await node.create(SandboxSpec())).sandbox_id
         await _wait_told(recorded, box, "")
         for script in ("pytest -q", "pytest tests", "ls"):
             await node.run(box, CommandRequest(argv=("sh", "-c", script)))
         await _wait_told(recorded, box, "pytest")
-        hint = PrefetchHint(sandbox_id=box, steps=(PrefetchStep(images=("python",), command="make"),))
+        session = await node.open_session(box, SessionRequest())
+        with suppress(DsecError):  # The fake's shell runs nothing.
+            await node.run_in_session(box, session.session_id, SessionCommand(script="cd /x && make", timeout_s=0.01))
+        await _wait_told(recorded, box, "make")
+        hint = PrefetchHint(sandbox_id=box, steps=(PrefetchStep(images=("python",), command="git"),))
         assert (await node.prefetch.hint(hint)).wanted == 2
-        await _wait_told(recorded, box, "pytest", "make")
+        await _wait_told(recorded, box, "make", "git")
         await node.rollback(box)
         assert (await node.prefetch.hint(hint)).wanted == 2, "a rollback is not the end"
         await node.remove(box)
         await _wait_told(recorded, "stop", box)
-    assert recorded.told == [
-        (box, ""),
-        (box, "pytest"),
-        (box, "pytest", "make"),
-        (box, "pytest", "make"),
-        ("stop", box),
-    ]
+    told = [(box, ""), (box, "pytest"), (box, "make"), (box, "make", "git"), (box, "make", "git"), ("stop", box)]
+    assert recorded.told == told
 
 
 async def test_of_an_image_of_which_nothing_is_known_nothing_is_brought_and_its_first_use_is_kept() -> None:

@@ -319,6 +319,7 @@ class Node:
     async def run_in_session(self, sandbox_id: str, session_id: str, command: SessionCommand) -> CommandResult:
         sessions.check_session_command(self._core, command)
         sandbox = await self._ready(sandbox_id)
+        self.prefetch.command(sandbox_id, ("sh", "-c", command.script))
         with self._core.activity(sandbox):
             return await sessions.find_session(sandbox, session_id).run(command)
 
