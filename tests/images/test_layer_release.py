@@ -19,6 +19,7 @@ from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.image_suite import make_tree
+from dsec.testing.releasing import release_all
 
 _CREATIONS = 150
 
@@ -149,10 +150,8 @@ def test_no_sandbox_loses_its_layers_to_a_release_beside_its_creation(
         over.set()
         releaser.join()
     assert released > 1
-    store.release()
+    release_all(store, LayerDaemon(store.root / "lazy", DaemonOptions(store_url="file:///nowhere")))
     assert store.mounted(["mine"]) is None
-    daemon = LayerDaemon(store.root / "lazy", DaemonOptions(store_url="file:///nowhere"))
-    assert daemon.mounted() == frozenset()
 
 
 @pytest.mark.root
@@ -180,5 +179,4 @@ def test_a_lazy_layer_that_was_open_when_it_was_to_go_goes_the_next_time(
     with (store.root / "lazy/mounts" / manifest / "a").open():
         store.release()
         assert daemon.mounted() == {manifest}
-    store.release()
-    assert daemon.mounted() == frozenset()
+    release_all(store, daemon)

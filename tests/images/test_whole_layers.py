@@ -36,6 +36,7 @@ from dsec.linux.processes import ProcessIdentity
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.countdown import Countdown
+from dsec.testing.releasing import release_all
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -155,7 +156,7 @@ def test_a_lazy_layer_becomes_whole_under_live_mounts_and_needs_nobody_any_more(
         assert _read(root) == published.contents, "sandboxes go on with the mount that they have"
     assert {_only_format(image) for image in host.store.list()} == {LayerFormat.EROFS}, "by any name"
     used.clear()
-    host.store.release()
+    release_all(host.store, host.daemon)
     end_daemon(host.daemon.root)
     (root,) = host.store.mount(["other"]).layer_paths
     assert _read(root) == published.contents
@@ -212,8 +213,7 @@ def test_an_import_of_what_is_here_lazily_makes_it_whole_and_live_mounts_go_on(
     assert digest == published.digest
     assert _only_format(host.store.get("env")) is LayerFormat.EROFS
     assert _read(root) == published.contents
-    host.store.release()
-    assert host.daemon.mounted() == frozenset()
+    release_all(host.store, host.daemon)
     (root,) = host.store.mount(["env"]).layer_paths
     assert _read(root) == published.contents
     assert host.daemon.mounted() == frozenset()
@@ -269,6 +269,7 @@ from dsec.images.lazy.sharing import pull_image
 from dsec.images.store import LocalImageStore
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.countdown import Countdown
+from dsec.testing.releasing import release_all
 root, objects, reference, has_daemon = Path(sys.argv[1]), FolderObjectStore(Path(sys.argv[2])), sys.argv[3], sys.argv[4]
 lazy = LayerDaemon(root / "lazy", DaemonOptions(store_url=objects.url)) if has_daemon else NoLazyLayers()
 bring_whole = whole.bring_whole
@@ -422,6 +423,5 @@ def test_sandboxes_of_an_image_that_is_deleted_go_on_reading(open_host: OpenHost
     host.store.release()
     assert _read(root) == published.contents
     used.clear()
-    host.store.release()
+    release_all(host.store, host.daemon)
     assert list((host.store.root / "layers").iterdir()) == []
-    assert host.daemon.mounted() == frozenset()

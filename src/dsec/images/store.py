@@ -469,8 +469,8 @@ class LocalImageStore:
         for name in leaving:
             # The lock for each: whoever waits to mount another layer need not wait for all of them.
             with exclusive(self._lock):
-                if self._use.is_leaving(name):
-                    self._mounts.unmount(name)
+                if self._use.is_leaving(name) and not self._mounts.unmount(name):
+                    self._use.touch([name])  # Somebody else has it open: not at each look is that to be tried.
         with exclusive(self._lock):
             self._pins.drop(sorted(self._held - used))
             self._held &= used

@@ -24,8 +24,9 @@ from dsec.images.lazy.server import LayerServer
 from dsec.linux import loop, mounts, page_eviction
 
 _FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
-_RELEASE_S = 5.0
-"""The kernel lets go of a device a moment after the last mount went, which on a busy host may be a long one."""
+_RELEASE_S = 2.0
+"""The kernel lets go of a device a moment after the last mount went, which on a busy host may be a long one. Where a
+mount namespace of somebody else has a copy of the mount it does so when that ends; nobody is to wait for it here."""
 _DAMAGED = (errno.EINVAL, errno.EUCLEAN, errno.EIO, errno.EOPNOTSUPP)
 
 
