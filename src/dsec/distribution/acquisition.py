@@ -137,6 +137,10 @@ class Acquisition:
             self._failed.add(peer)
         self._failures.append(Failure(peer=peer, chunk=self.chunk, kind=kind))
 
+    def untold(self) -> tuple[Failure, ...]:
+        """Return failures that the tracker has not heard of, once the chunk is there; each is returned once."""
+        return self._take_failures()
+
     def _take_failures(self) -> tuple[Failure, ...]:
         failures, self._failures = tuple(self._failures), []
         return failures

@@ -199,9 +199,7 @@ class DistributionModel:
         elif isinstance(step, Pause):
             self.calendar.at(now_s + step.wait_s, self._step, what)
         else:
-            if step.failures:
-                self.tracker.report(Report(node=node.name, failures=step.failures), now_s)
-                self._note_verdicts()
+            self._tell(now_s, node, step.failures)
             self.measures.granted += step.granted
             self.measures.given_up += not step.granted
             self._from_origin(now_s, node, chunk)
@@ -323,9 +321,16 @@ class DistributionModel:
         receiver.usual_s = smoothed(receiver.usual_s or None, now_s - transfer.asked_s)
         if receiver.nature is Nature.LYING:
             failure = Failure(peer=sender.name, chunk=self._names[transfer.chunk], kind=FailureKind.WRONG)
-            self.tracker.report(Report(node=receiver.name, failures=(failure,)), now_s)
-            self._note_verdicts()
+            self._tell(now_s, receiver, (failure,))
+        acquisition = receiver.under_way.get(transfer.chunk)
+        if acquisition is not None:
+            self._tell(now_s, receiver, acquisition.untold())
         self._arrived(now_s, (receiver, transfer.chunk))
+
+    def _tell(self, now_s: float, node: SimNode, failures: tuple[Failure, ...]) -> None:
+        if failures:
+            self.tracker.report(Report(node=node.name, failures=failures), now_s)
+            self._note_verdicts()
 
     def _lose_patience(self, now_s: float, transfer: Transfer) -> None:
         """Give a sender up that shows no life; one that is slow, or waits for others, has until the deadline."""

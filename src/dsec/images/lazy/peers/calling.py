@@ -78,8 +78,9 @@ def address_of(url: str) -> tuple[str, int]:
     Raises:
         InvalidRequestError: it is none.
     """
-    parts = urlsplit(url)
-    if origin(url) is None or parts.scheme != "http" or parts.hostname is None:
+    # `origin` first: `urlsplit` raises at some of what it refuses.
+    parts = urlsplit(url) if origin(url) is not None else None
+    if parts is None or parts.scheme != "http" or parts.hostname is None:
         raise InvalidRequestError(
             f"{url[:200]!r} is not the address of a peer", resolution="write http://HOST:PORT, without a path"
         )

@@ -163,6 +163,7 @@ class Peers:
                 elif isinstance(step, Ask):
                     stored = await self._asked(layer, ref, step, acquisition)
                     if stored is not None:
+                        self._tell(acquisition.untold())
                         return stored
                 else:
                     self._tell(step.failures)
