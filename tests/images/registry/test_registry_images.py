@@ -30,11 +30,13 @@ from dsec.base.errors import (
 from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
 from dsec.images.lazy.client import LayerDaemon, end_daemon
+from dsec.images.lazy.collection.local import collect_local
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.traces import Trace, TracedLayer, TraceShelf
 from dsec.images.oci_export import export_oci_layout
 from dsec.images.registry import media
 from dsec.images.registry.client import ClientOptions, RegistryClient, digest_of
+from dsec.images.registry.downloads import DOWNLOADS, Downloads
 from dsec.images.registry.pull import PullRequest, pull_from_registry
 from dsec.images.registry.push import PushedImage, PushRequest, push_image
 from dsec.images.registry.reference import Reference, parse_reference
@@ -508,6 +510,21 @@ def test_an_image_for_many_machines_is_pulled_for_this_one(hosts: Hosts, tmp_pat
         hosts.pull(there, str(reference).replace(":one", ":other"))
     with pytest.raises(ObjectNotFoundError):
         hosts.pull(there, str(reference).replace(":one", ":none"))
+
+
+def test_a_collection_takes_the_downloads_that_nobody_works_on(hosts: Hosts) -> None:
+    there = hosts.host("there")
+    downloads = Downloads(there.root / DOWNLOADS)
+    for name in ("left", "held"):
+        (downloads.root / name).write_bytes(bytes(1000))
+
+    async def collect() -> int:
+        async with downloads.held("held"):
+            assert (await collect_local(there, None, "", dry_run=True)).freed_bytes == 1000
+            return (await collect_local(there, None, "")).freed_bytes
+
+    assert anyio.run(collect) == 1000
+    assert [path.name for path in downloads.root.iterdir()] == ["held"]
 
 
 def test_two_pulls_of_one_image_at_once_fetch_it_once(hosts: Hosts, tmp_path: Path) -> None:

@@ -1,19 +1,10 @@
-"""Download blobs into files of the image store: resumed after anything, each once however many want it.
-
-Theory. A blob lies in ``downloads/<hex>`` as far as it came. Who works on it holds the file's lock (flock(2)), which
-the kernel takes from the dead; whoever waited finds either the file, as far as it came, or that it is gone, since what
-was made of it is stored. A file is deleted by who holds its lock, so that a holder who finds another file under the
-name begins again. What nobody came back for is deleted after a day.
-"""
+"""Download a blob into a file of this host (`downloads`), going on with what is there, and verify it."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -21,7 +12,7 @@ import anyio.to_thread
 
 from dsec.base.errors import HostDiskFullError, StateCorruptedError
 from dsec.base.units import MIB
-from dsec.images.durable import full_disk_reported, try_lock
+from dsec.images.durable import full_disk_reported
 from dsec.images.registry.blobs import resumed
 from dsec.images.registry.client import RegistryClient
 from dsec.images.registry.http import reported
@@ -30,75 +21,7 @@ from dsec.images.registry.reference import Repository
 
 OnBytes = Callable[[int], None]
 """Told how many more bytes are here; fewer than none where they were no good."""
-_KEPT_S = 86_400.0
-_FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
 _WRITTEN_AT_ONCE = MIB
-
-
-class Downloads:
-    """The downloads of an image store.
-
-    Args:
-        root: their directory; made if missing.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        root.mkdir(mode=0o700, exist_ok=True)
-
-    @asynccontextmanager
-    async def held(self, name: str, *, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Path]:
-        """Hold a file by its lock for the duration of the block, waiting for others. It is made if missing.
-
-        Args:
-            name: the file's.
-            on_wait: called once if somebody else holds it.
-        """
-        path = self.root / name
-        poll_s = _FIRST_POLL_S
-        while (fd := _try_hold(path)) is None:
-            if poll_s == _FIRST_POLL_S:
-                on_wait()
-            await anyio.sleep(poll_s)
-            poll_s = min(_LONGEST_POLL_S, 2 * poll_s)
-        try:
-            yield path
-        finally:
-            os.close(fd)
-
-    def discard(self, name: str) -> None:
-        """Delete a file, unless somebody works on it, who then does so."""
-        path = self.root / name
-        if (fd := _try_hold(path)) is not None:
-            path.unlink(missing_ok=True)
-            os.close(fd)
-
-    def sweep(self) -> None:
-        """Delete what nobody works on, and nobody has come back for."""
-        for path in list(self.root.iterdir()):
-            try:
-                if time.time() - path.stat().st_mtime < _KEPT_S or (fd := try_lock(path)) is None:
-                    continue
-            except FileNotFoundError:
-                continue
-            path.unlink(missing_ok=True)
-            os.close(fd)
-
-
-def _try_hold(path: Path) -> int | None:
-    """Return the locked descriptor of the file that is under this name now; None while somebody holds it."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return fd
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except FileNotFoundError:
-            pass  # Who held it before has deleted it.
-        os.close(fd)
 
 
 async def download(

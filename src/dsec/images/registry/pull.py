@@ -32,7 +32,8 @@ from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.whole import fetch_whole
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient
-from dsec.images.registry.download import Downloads, download
+from dsec.images.registry.download import download
+from dsec.images.registry.downloads import DOWNLOADS, Downloads
 from dsec.images.registry.progress import Meter
 from dsec.images.registry.reference import Reference
 from dsec.images.registry.resolve import FoundImage, find_image
@@ -153,7 +154,7 @@ class _OrdinaryPull:
         self._request = request
         self._client = client
         self._found = found
-        self._downloads = Downloads(images.root / "downloads")
+        self._downloads = Downloads(images.root / DOWNLOADS)
         self._limiter = anyio.CapacityLimiter(_AT_ONCE)
         self._meter = Meter("downloading", sum(layer.size for layer in found.layers), request.progress)
         self._blobs: dict[str, _Blob] = {}

@@ -22,6 +22,7 @@ from dsec.images.lazy.collection.roots import pin, unpin
 from dsec.images.lazy.origins import REGISTRY_SCHEME
 from dsec.images.lazy.pulled import forget_others
 from dsec.images.lazy.whole import PULLS, WITHOUT_BOUND
+from dsec.images.registry.downloads import DOWNLOADS, Downloads
 from dsec.images.store import LocalImageStore
 from dsec.model.image import LayerFormat
 from dsec.model.value import Value
@@ -33,7 +34,7 @@ class LocalCollectionReport(Value, frozen=True):
 
     Attributes:
         cached_layers: layers whose chunks were taken from the cache.
-        freed_bytes: of those.
+        freed_bytes: of those, and of downloads from registries that nobody works on.
         pins: with which this host holds layers in object stores, after it.
         unpinned: pins that it took back there.
         problems: stores that did not answer, in words; their pins grow old by themselves.
@@ -86,6 +87,7 @@ def _prune(
 ) -> tuple[int, int]:
     """Take from the caches what is not to be kept: the daemon from its own, and we from that of killed pulls."""
     layers, freed_bytes = _prune_pulls(images.root / PULLS, keep, dry_run=dry_run)
+    freed_bytes += Downloads(images.root / DOWNLOADS).sweep(older_than_s=0.0, dry_run=dry_run)
     if daemon is not None and (images.root / LAZY / "cache").exists():
         more, more_bytes = daemon.prune(keep, dry_run=dry_run)
         layers, freed_bytes = layers + more, freed_bytes + more_bytes
