@@ -32,6 +32,7 @@ from dsec.stores.objects import ObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.image_hosts import ImageHosts, image_hosts
 from dsec.testing.image_suite import make_tree
+from dsec.testing.releasing import release_all
 
 pytestmark = pytest.mark.root
 
@@ -87,8 +88,7 @@ def test_lazy_layers_are_unmounted_with_their_last_use_and_collected_with_their_
     there.release()
     assert len(hosts.daemon().status().mounted) == 2
     used.clear()
-    there.release()
-    assert hosts.daemon().status().mounted == ()
+    release_all(there, hosts.daemon())
     there.remove("mine:v1")
     assert list((there.root / "layers").iterdir()) == []
 

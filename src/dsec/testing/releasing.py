@@ -1,4 +1,4 @@
-"""Wait until lazy layers that nobody uses are unmounted; where another mount namespace has a copy, that takes a while."""
+"""Wait until lazy layers that nobody uses are unmounted, which a copy in another mount namespace may delay."""
 
 from __future__ import annotations
 
