@@ -184,7 +184,7 @@ async def _boxes(node: NodeProcess) -> dict[str, int]:
         for name in _ORIGINS:
             box = (await service.create(SandboxSpec(image=f"box-{name}"))).sandbox_id
             mark = secrets.randbelow(10**9) + 10**9
-            await service.start_process(box, CommandRequest(argv=("sleep", str(mark))))
+            await service.start_process(box, CommandRequest(argv=("sleep", str(mark)), timeout_s=None))
             with anyio.fail_after(60):
                 while (pid := _process_of(str(mark))) is None:  # noqa: ASYNC110 - another process starts it.
                     await anyio.sleep(0.05)
@@ -212,6 +212,14 @@ def _leave(state_dir: Path) -> None:
     assert left == []
 
 
+async def _check_alive(world: FaultWorld) -> None:
+    """No sandbox was lost, and no program in one."""
+    async with world.node.service() as service:
+        for info in await service.list():
+            for process in await service.list_processes(info.sandbox_id):
+                assert process.status is None, (info, process, world.log)
+
+
 def _check_all(directory: Path, source: Path) -> None:
     for name in sorted(os.listdir(source)):
         with (directory / name).open("rb") as file:
@@ -236,6 +244,7 @@ async def test_whatever_fails_no_byte_is_wrong_and_reads_fail_only_while_nobody_
         sources = _Sources(s3, f"s3://dsec-test/{uuid.uuid4()}", folder, registry, relays)
         async with _running(state_dir, publisher, tmp_path / "trees", sources, draw) as (world, readers):
             await world.run(_SECONDS)
+            await _check_alive(world)
             # All is well again: every file of every sandbox is read from end to end, and none may fail.
             for reader in readers:
                 await anyio.to_thread.run_sync(_check_all, reader.directory, reader.source)
