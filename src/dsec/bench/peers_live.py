@@ -39,7 +39,7 @@ from dsec.stores.objects_folder import FolderObjectStore
 
 NODES = 8
 BITS_PER_S = 100_000_000
-LAYER_BYTES = 64 * MIB
+LAYER_BYTES = 96 * MIB
 CENTRAL, OWN_ORDER, SAME_ORDER = "central", "peers, each in its own order", "peers, all in the same order"
 WAYS = (CENTRAL, OWN_ORDER, SAME_ORDER)
 _FILE_BYTES = 4 * MIB

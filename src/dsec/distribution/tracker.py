@@ -357,8 +357,10 @@ class Tracker:
         usable = [offer for offer in offers if offer.transfers < offer.slots + self.policy.waiting]
         ranked = rank(usable, self.policy.choice, self._bits, self._usual_sent(now_s))
         if ranked:
-            # Two that are fetching could come to wait for each other if both had others to fall back on.
-            ranked = [ranked[0], *(offer for offer in ranked[1:] if not offer.depth)][: self.policy.choice.candidates]
+            # Who waits for one that is fetching is given nobody to fall back on: two could come to wait for each other,
+            # and whoever has the chunk first would be fallen back on by all of them, uncounted.
+            known = [offer for offer in ranked if not offer.depth][: self.policy.choice.candidates]
+            ranked = ranked[:1] if ranked[0].depth else known
             return self._send_to_peers(question, asker, ranked, now_s)
         granted = self._flights.origins(question.chunk, now_s - self._overdue_s)
         most = self.policy.grants + self.policy.extra_grants
