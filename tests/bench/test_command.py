@@ -136,6 +136,22 @@ def test_one_that_is_asked_to_end_takes_away_what_it_made(work_dir: Path, number
     assert not left.run_entries
 
 
+@pytest.mark.slow
+@pytest.mark.root
+def test_one_with_a_link_and_a_layer_daemon_leaves_neither_when_it_is_asked_to_end(work_dir: Path) -> None:
+    argv = [sys.executable, "-m", "dsec", "bench", "lazy-burst", "--count", "1", "--size", "2M", "--samples", "10000"]
+    bench = subprocess.Popen([*argv, "--work-dir", str(work_dir)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while bench.poll() is None and not list(work_dir.glob("*/embedded/images/lazy/served/*")):
+        time.sleep(0.02)
+    bench.send_signal(signal.SIGTERM)
+    _, errors = bench.communicate(timeout=120)
+    assert bench.returncode not in (0, -signal.SIGTERM), errors.decode()
+    assert not list(work_dir.iterdir())
+    assert not [entry.target for entry in mount_table() if entry.target.startswith(str(work_dir))]
+    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [line for line in running if str(work_dir).encode() in line]
+
+
 @pytest.mark.root
 def test_a_directory_that_the_references_cannot_reach_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,25 +161,43 @@ def run(
     images = Path(root.get("state_dir") or default_state_dir()) / "images"
     overrides = dict(_setting(text) for text in root.get("overrides") or ())
 
-    _end_in_order()
-
     async def measure() -> Report:
         async with Workplace.open(work_dir, images, image, overrides, progress) as workplace:
             context = BenchContext(options=options, workplace=workplace, progress=progress, host=describe_host())
             return await benchmark.load()(context)
 
-    return _unwrapped(lambda: anyio.run(measure))
+    return _unwrapped(lambda: anyio.run(_in_order, measure))
 
 
-def _end_in_order() -> None:
-    """Let a benchmark that is asked to end take away all that it made, as one does that is interrupted at a terminal:
-    its sandboxes would live on, and their volume stay mounted. Asked again, it ends at once."""
+async def _in_order(measure: Callable[[], Awaitable[Report]]) -> Report:
+    """Measure; when asked to end, take away all that was made: sandboxes would live on, and their volume stay mounted.
+    Asked again, end at once.
 
-    def interrupt(*_: object) -> None:
-        signal.raise_signal(signal.SIGINT)
+    Not by cancelling the task itself, as an interrupt does: what it does in threads would go on beside the clearing.
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+    Raises:
+        KeyboardInterrupt: it was asked to end, and did.
+    """
+    import anyio
+
+    report: Report | None = None
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    async with anyio.create_task_group() as group:
+
+        async def cancel_when_asked() -> None:
+            # What a shell in the background has it ignore stays ignored.
+            heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+            with anyio.open_signal_receiver(*heard) as signals:
+                async for _ in signals:
+                    break
+            group.cancel_scope.cancel()
+
+        group.start_soon(cancel_when_asked)
+        report = await measure()
+        group.cancel_scope.cancel()
+    if report is None:
+        raise KeyboardInterrupt
+    return report
 
 
 def _setting(text: str) -> tuple[str, str]:

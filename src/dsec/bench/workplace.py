@@ -27,6 +27,7 @@ from dsec.base.errors import InvalidRequestError, NodeUnavailableError
 from dsec.base.ids import NODE_ID_LENGTH, random_body
 from dsec.bench.progress import Progress
 from dsec.images import recipes
+from dsec.images.lazy.client import LAZY, end_daemon
 from dsec.images.names import canonical_name
 from dsec.images.store import LocalImageStore
 from dsec.linux.mounts import mounts_under, unmount
@@ -228,6 +229,7 @@ class Workplace:
     def _take_away(self) -> None:
         for state_dir in self._nodes:
             _destroy(state_dir)
+            end_daemon(state_dir / "images" / LAZY)  # It outlives its node, and who destroyed that may have started it.
             SwapFile(state_dir / SWAP_FILE, 0).remove()  # Deleted while it is on, it would stay on.
         # What is still mounted must not be deleted through its mount.
         for entry in mounts_under(self.directory):

@@ -11,7 +11,7 @@ A server dies with its keeper. A server that dies again and again is given up af
 server that has nothing mounted, and is asked nothing for a minute, ends and its keeper with it.
 
 Layout of `root`: ``keeper.lock``, ``serve.sock``, ``cache/`` (docs/formats/layer-cache.md), ``served/`` (FUSE),
-``mounts/`` (the layers), ``events.jsonl``, ``daemon.log``.
+``mounts/`` (the layers), ``shelf/`` and ``seeds/`` (for peers), ``events.jsonl``, ``daemon.log``, ``seeder.log``.
 """
 
 from __future__ import annotations
@@ -91,12 +91,13 @@ def keep(root: Path) -> int:
         check_version(root / "cache")  # Here, where whoever starts us is told at once.
     listener = _listen(root)
     mount, left_over = mount_below(root / "served")
-    if os.fork():
+    if keeper := os.fork():
+        # By us, before whoever called goes on: it may want to end the keeper at once, and finds it by this.
+        lock.write_text(str(ProcessIdentity.of(keeper)))
         os._exit(0)
     try:
         # Where memory is short it should end the server, which can be replaced, and not who replaces it.
         _bear_out_of_memory("-1000")
-        lock.write_text(str(ProcessIdentity.of(os.getpid())))
         return _keep(root, listener, mount, left_over)
     finally:
         # Layers stay mounted, and fail their reads until the next keeper takes them over.
