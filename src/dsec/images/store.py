@@ -11,14 +11,11 @@ What makes it safe for several processes and for `kill -9` at any instruction:
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -30,16 +27,16 @@ from dsec.images.catalog import Catalog, image_id
 from dsec.images.durable import exclusive, full_disk_reported, sync_path, write_atomically
 from dsec.images.history import History, LayerStory
 from dsec.images.layer_mounts import LAZY_CACHE, LayerMounts, LazyLayers, NoLazyLayers
-from dsec.images.layer_use import LayerUse
 from dsec.images.layers import LayerRecord, hex_of
 from dsec.images.lazy.cached_layer import recorded_bytes
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.traces import TraceShelf
 from dsec.images.listing import directory_digest
-from dsec.images.names import canonical_name, layers_not_found, not_found
+from dsec.images.mounting import MountedLayers
+from dsec.images.names import canonical_name, not_found
 from dsec.images.packing import Kept, Packing, PackOrder
 from dsec.images.port import MountedImage
-from dsec.images.stacking import check_count, check_roots, stacked
+from dsec.images.stacking import check_count
 from dsec.images.staging import Pins, Staging, WorkDirectory, remove_tree
 from dsec.images.tree_reader import entries_of_upper
 from dsec.images.tree_writer import TreeWriter
@@ -53,29 +50,6 @@ _PREPARED_AT_ONCE = 8
 def nothing_in_use() -> frozenset[str]:
     """Say that no sandbox uses a layer."""
     return frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class _CachedMount:
-    """An answer of `mount`, with what must still be true for it to be given again.
-
-    Attributes:
-        layers: hexadecimal digests of its layers.
-        names: identity of each name's file: a name that moves gets a new file.
-        devices: device number at each layer path: an unmounted one shows another.
-    """
-
-    mounted: MountedImage
-    layers: tuple[str, ...]
-    names: tuple[tuple[Path, tuple[int, int]], ...]
-    devices: tuple[tuple[Path, int], ...]
-
-    def is_valid(self) -> bool:
-        try:
-            names = all(_identity(path) == seen for path, seen in self.names)
-            return names and all(os.stat(path).st_dev == device for path, device in self.devices)
-        except FileNotFoundError:
-            return False
 
 
 class LocalImageStore:
@@ -117,10 +91,10 @@ class LocalImageStore:
         self._staging = Staging(self.root / "staging", self._lock)
         self._mounts = LayerMounts(self.root / "mounts", self._layers, lazy)
         self._pins = Pins(self.root / "pins")
-        self._cache: dict[tuple[str, ...], _CachedMount] = {}
-        self._held: set[str] = set()
+        self._mounting = MountedLayers(
+            self._lock, self._layers, catalog=self._catalog, get=self.get, mounts=self._mounts, pins=self._pins
+        )
         self._lazy_seen = (-1, False)
-        self._use = LayerUse()
         lazy.revive()
         used = layers_in_use()
         with exclusive(self._lock):
@@ -153,81 +127,15 @@ class LocalImageStore:
 
     def mount(self, names: Sequence[str]) -> MountedImage:
         """Mount the layers of the images `names`. See the port. Mounted already, it costs a few stat(2) calls."""
-        mounted = self.mounted(names)
-        if mounted is not None:
-            return mounted
-        key = tuple(names)
-        self._prepare(layer.digest for name in key for layer in self.get(name).layers)
-        with full_disk_reported("mounting an image"), exclusive(self._lock):
-            cached = self._cache[key] = self._mount(key)
-        return cached.mounted
+        return self._mounting.mount(names)
 
     def mounted(self, names: Sequence[str]) -> MountedImage | None:
         """Return the images `names` where their layers are mounted; None: `mount` has work to do. See the port."""
-        cached = self._cache.get(tuple(names))
-        if cached is None or not self._use.touch(cached.layers) or not cached.is_valid():
-            return None
-        return cached.mounted
-
-    def _prepare(self, digests: Iterable[str]) -> None:
-        """Fetch the metadata of lazy layers, of all at once, before the lock is taken: that waits for the network."""
-        records = [self._record(digest) for digest in digests]
-        lazy = [record for record in records if record.format is LayerFormat.LAZY]
-        if not lazy:
-            return
-        self._use.touch([record.manifest for record in lazy])
-        with ThreadPoolExecutor(min(len(lazy), _PREPARED_AT_ONCE)) as threads:
-            for _ in threads.map(self._mounts.prepare, lazy):
-                pass  # The first error is raised, once all have ended.
-
-    def _ensure(self, records: Sequence[LayerRecord]) -> tuple[Path, ...]:
-        """Make layers readable and keep whoever is about to unmount them from it. The caller holds the lock."""
-        names = [name for record in records for name in (hex_of(record.digest), record.manifest) if name]
-        self._use.touch(names)
-        self._use.stay(names)
-        return tuple(self._mounts.ensure(record) for record in records)
-
-    def _mount(self, names: tuple[str, ...]) -> _CachedMount:
-        if not names:
-            raise InvalidRequestError("no image to mount", resolution="name at least one image")
-        # Identities are taken first: a name that moves meanwhile makes the answer stale, never wrongly fresh.
-        paths = tuple(self._catalog.path(canonical_name(name)) for name in names)
-        identities = tuple((path, _identity(path)) for path in paths if path.exists())
-        images = tuple(self.get(name) for name in names)
-        stack = stacked(images)
-        infos = stack.layers
-        records = [layers.read_record(self._layers / hex_of(info.digest)) for info in infos]
-        targets = self._ensure(records)
-        if len(images) > 1:
-            check_roots(images, {info.digest: target for info, target in zip(infos, targets, strict=True)})
-        if not self._mounts.are_real:
-            self._hold(info.digest for info in infos)
-        devices = tuple((target, os.stat(target).st_dev) for target in targets)
-        return _CachedMount(
-            MountedImage(info=stack, layer_paths=targets),
-            tuple(hex_of(info.digest) for info in infos),
-            identities,
-            devices,
-        )
-
-    def _hold(self, digests: Iterable[str]) -> None:
-        """Protect layers that are used where they lie, since no mount shows other processes that they are."""
-        for digest in set(digests) - self._held:
-            self._pins.add(digest)
-            self._held.add(digest)
+        return self._mounting.mounted(names)
 
     def mount_layers(self, digests: Sequence[str]) -> tuple[Path, ...]:
         """Mount layers by their digests. See the port."""
-        missing = [digest for digest in digests if not (self._layers / hex_of(digest)).is_dir()]
-        if missing:
-            raise layers_not_found(missing)
-        self._prepare(digests)
-        with full_disk_reported("mounting an image"), exclusive(self._lock):
-            records = [self._record(digest) for digest in digests]
-            targets = self._ensure(records)
-            if not self._mounts.are_real:
-                self._hold(digests)
-        return targets
+        return self._mounting.mount_layers(digests)
 
     def pack(self, order: PackOrder) -> PackReport:
         """Make an image of a frozen writable layer. See the port."""
@@ -451,30 +359,11 @@ class LocalImageStore:
     def release(self, *, idle_s: float = 0.0) -> None:
         """Unmount the layers that no live sandbox uses, and collect. See the port."""
         self._lazy.revive()
-        leaving = self._use.leave(self._mounts.mounted() | self._mounts.left_over(), idle_s)
-        try:
-            # Without the lock: who answers may be waiting for it.
-            used = self._layers_in_use()
-            if used is not None:
-                self._release(leaving, used)
-        finally:
-            self._use.stay(leaving)
-        self._delete_doomed()
-
-    def _release(self, leaving: frozenset[str], used: frozenset[str]) -> None:
-        # What is used now was used now: it stays mounted for a while after its last sandbox.
-        in_use = [hex_of(digest) for digest in used]
-        self._use.touch(in_use)
-        self._use.stay(in_use)
-        for name in leaving:
-            # The lock for each: whoever waits to mount another layer need not wait for all of them.
+        used = self._mounting.release(idle_s, self._layers_in_use)
+        if used is not None:
             with exclusive(self._lock):
-                if self._use.is_leaving(name) and not self._mounts.unmount(name):
-                    self._use.touch([name])  # Somebody else has it open: not at each look is that to be tried.
-        with exclusive(self._lock):
-            self._pins.drop(sorted(self._held - used))
-            self._held &= used
-            self._collect(used)
+                self._collect(used)
+        self._delete_doomed()
 
     def _collect(self, used: frozenset[str] | None) -> None:
         """Take away the layers that no name, mount, sandbox or live process refers to. The caller holds the lock.
@@ -599,8 +488,3 @@ class LocalImageStore:
 
 def _read_text(path: Path) -> str:
     return path.read_text(encoding="ascii").strip()
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_ino, status.st_mtime_ns
