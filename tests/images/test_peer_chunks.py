@@ -7,17 +7,19 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 from anyio.from_thread import start_blocking_portal
+from msgspec.structs import replace
 
-from dsec.base.errors import DsecError
+from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
 from dsec.distribution.messages import Answer, Candidate, FailureKind, Lookup, LookupReply, Report
-from dsec.distribution.policy import UploadPolicy
+from dsec.distribution.policy import AcquisitionPolicy, UploadPolicy
 from dsec.distribution.uploads import Uploads
 from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy.erofs_metadata import Extent
@@ -26,7 +28,7 @@ from dsec.images.lazy.peers.calling import Caller, PeerFailedError
 from dsec.images.lazy.peers.chunk_server import ChunkServer, ChunkServerLimits
 from dsec.images.lazy.peers.seeds import Seeds
 from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
-from dsec.images.lazy.peers.source import open_peers
+from dsec.images.lazy.peers.source import PeerOptions, open_peers
 from dsec.images.lazy.source import ChunkSource
 from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, decode, encode, name_of
 from dsec.images.staging import remove_tree
@@ -109,11 +111,13 @@ async def open_giver(
     giver = Giver(root, uploads, limits)
     async with anyio.create_task_group() as group:
         group.start_soon(giver.server.serve, giver.listener)
-        yield giver
-        group.cancel_scope.cancel()
-    giver.listener.close()
-    for caller in giver.callers:
-        caller.close()
+        try:
+            yield giver
+        finally:
+            group.cancel_scope.cancel()
+            giver.listener.close()
+            for caller in giver.callers:
+                caller.close()
 
 
 async def take(caller: Caller, ref: ChunkRef, *, wait: bool = False, timeout_s: float = 5, stall_s: float = 5) -> bytes:
@@ -282,6 +286,128 @@ async def test_nonsense_is_refused_and_the_next_is_served(tmp_path: Path, reques
         connection.close()
         assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
         assert await take(giver.caller(), giver.keep(b"content")) == b"content"
+
+
+async def test_no_more_is_sent_in_a_second_than_it_may_send(tmp_path: Path) -> None:
+    async with open_giver(tmp_path, UploadPolicy(bytes_per_s=2 << 20, burst_bytes=64 << 10)) as giver:
+        ref = giver.keep(os.urandom(320 << 10))
+        began_s = time.monotonic()
+        await take(giver.caller(), ref)
+        assert time.monotonic() - began_s > 0.09, "the first piece is 192 KiB more than the burst, at 2 MiB a second"
+
+
+# -- whom to ask, and a tracker that says anything ------------------------------------------------------------------
+
+
+class Told:
+    """A tracker that says what it was told to say."""
+
+    def __init__(self, *answers: Answer | None) -> None:
+        self._answers = list(answers)
+        self.reports: list[Report] = []
+        self.lookups: list[Lookup] = []
+
+    async def look_up(self, lookup: Lookup) -> LookupReply:
+        self.lookups.append(lookup)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if answer is None:
+            raise PeerFailedError(FailureKind.UNREACHABLE, "the tracker is gone")
+        return LookupReply(answers=(replace(answer, chunk=lookup.chunks[0]),))
+
+    async def report(self, report: Report) -> None:
+        self.reports.append(report)
+
+
+def _of(*peers: Peer, pending: bool = False) -> Answer:
+    candidates = tuple(Candidate(node=peer.node, address=peer.url, pending=pending) for peer in peers)
+    return Answer(chunk="", peers=candidates)
+
+
+async def _obtained(tracker: Told, *refs: ChunkRef, options: PeerOptions = PeerOptions()) -> list[bytes | None]:
+    """Return what came for each, one after the other; None: it is left to the origin."""
+    found: list[bytes | None] = []
+    opening = open_peers(TAKER, lambda: SECRET, tracker, arrivals=NoArrivals(), clock=time.monotonic, options=options)
+    async with opening as peers:
+        for ref in refs:
+            try:
+                found.append(await peers.source("layer").fetch(ref))
+            except ObjectNotFoundError:
+                found.append(None)
+    return found
+
+
+async def test_without_a_tracker_those_are_asked_who_gave_before(tmp_path: Path) -> None:
+    async with open_giver(tmp_path) as giver:
+        refs = [giver.keep(b"%d" % number * 5000) for number in range(3)]
+        tracker = Told(_of(giver.peer), None)
+        assert None not in await _obtained(tracker, *refs)
+        assert len(tracker.lookups) == 2, "it is not asked again at once"
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        Answer(chunk="", wait_s=1e9),
+        Answer(chunk="", peers=(Candidate(node="../..", address="http://127.0.0.1:1"),)),
+        Answer(chunk="", peers=(Candidate(node=TAKER, address="http://127.0.0.1:1"),)),
+        Answer(chunk="", peers=(Candidate(node="other", address="file:///etc/passwd"),)),
+        Answer(chunk="", peers=(Candidate(node="other", address="http://127.0.0.1:1/x?y"),)),
+        Answer(chunk="", peers=tuple(Candidate(node=f"n{n:04}", address="http://127.0.0.1:1") for n in range(500))),
+        None,
+    ],
+)
+async def test_a_tracker_that_talks_nonsense_costs_a_bounded_moment(nonsense: Answer | None) -> None:
+    ref = ChunkRef(id="ab" * 32, content_bytes=1, stored_bytes=9, blob_start=0)
+    options = PeerOptions(acquisition=AcquisitionPolicy(patience_s=0.1), stall_s=0.1)
+    with anyio.fail_after(5):
+        assert await _obtained(Told(nonsense), ref, options=options) == [None]
+
+
+async def test_a_peer_that_gives_a_little_at_a_time_is_left_for_the_origin() -> None:
+    async def drip(stream: SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+                await stream.receive()
+                await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n")
+                while True:
+                    await stream.send(b"{")
+                    await anyio.sleep(0.01)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, drip)
+        port = listener.extra(SocketAttribute.local_port)
+        ref = ChunkRef(id="ab" * 32, content_bytes=1, stored_bytes=9, blob_start=0)
+        options = PeerOptions(acquisition=AcquisitionPolicy(patience_s=0.15), stall_s=0.1)
+        tracker = Told(_of(Peer(node=GIVER, url=f"http://127.0.0.1:{port}")))
+        with anyio.fail_after(5):
+            assert await _obtained(tracker, ref, options=options) == [None]
+        group.cancel_scope.cancel()
+
+
+async def test_who_gave_something_else_is_shunned_at_once_and_the_tracker_hears_of_it(tmp_path: Path) -> None:
+    named: list[tuple[str, str]] = []
+    async with open_giver(tmp_path) as giver:
+        refs = [giver.keep(b"%d" % number * 5000) for number in range(4)]
+        tracker = Told(_of(giver.peer))
+        opening = open_peers(
+            TAKER,
+            lambda: SECRET,
+            tracker,
+            arrivals=NoArrivals(),
+            clock=time.monotonic,
+            on_bad_peer=lambda _, ref, node, __: named.append((ref.id, node)),
+        )
+        async with opening as peers:
+            source = peers.source("layer")
+            for ref in refs[:3]:
+                await source.fetch(ref)
+                source.blame(ref, StateCorruptedError("it is something else"))
+            with pytest.raises(ObjectNotFoundError):
+                await source.fetch(refs[3])
+            await giver.when(lambda: len(tracker.reports) == 3)
+        assert named == [(ref.id, GIVER) for ref in refs[:3]]
+        assert {failure.kind for report in tracker.reports for failure in report.failures} == {FailureKind.WRONG}
 
 
 # -- what a host can give ------------------------------------------------------------------------------------------

@@ -27,8 +27,6 @@ _log = structlog.get_logger("dsec.tracker")
 
 _EXPIRE_S = 1.0
 _VERDICTS = 256
-CHUNKS_A_LOOKUP = 1024
-"""Many times what a node fetches at once; answering takes the event loop some milliseconds."""
 
 
 class NodeTracker:
@@ -58,8 +56,6 @@ class NodeTracker:
         return self._tracker.announce(announcement, self._clock.boot_s())
 
     def look_up(self, lookup: Lookup) -> LookupReply:
-        if len(lookup.chunks) > CHUNKS_A_LOOKUP or len(lookup.failures) > CHUNKS_A_LOOKUP:
-            raise InvalidRequestError(f"a lookup asks for at most {CHUNKS_A_LOOKUP} chunks at once")
         reply = self._tracker.look_up(lookup, self._clock.boot_s())
         self._judged()
         return reply

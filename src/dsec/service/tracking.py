@@ -60,11 +60,7 @@ class TrackerService(Protocol):
         """
 
     def look_up(self, lookup: Lookup) -> LookupReply:
-        """Say where chunks are to be had.
-
-        Raises:
-            InvalidRequestError: it asks for more at once than is answered.
-        """
+        """Say where chunks are to be had."""
 
     def report(self, report: Report) -> None:
         """Take failures of peers."""
