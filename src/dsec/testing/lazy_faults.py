@@ -3,7 +3,8 @@ corrupted and filled; and the account of which read may have failed.
 
 What must hold, whatever is done:
 
-- No byte that a read returns is another than the source tree's.
+- No byte that a read returns is another than the source tree's (but between rot on this host's disk, which the kernel
+  reads by itself, and the verification that finds it).
 - A read fails only while nobody could have served it: while both processes of the daemon are dead, or no origin of its
   layer can be reached or has right what is wanted. `Outages` keeps account of those times.
 - When all is well again every read succeeds, with nothing remounted and no sandbox made anew.
@@ -35,6 +36,7 @@ from dsec.stores.objects import ObjectStore
 from dsec.testing.node_process import NodeProcess
 from dsec.testing.relay import Relay
 
+ROT = "rot"
 AFTER_S = 3.0
 """So long after an outage a read may still fail that began in it, or before the retry that ends it."""
 
@@ -69,6 +71,10 @@ class Outages:
         if self._overlaps("", began_s, ended_s):
             return True
         return all(self._overlaps(origin, began_s, ended_s) for origin in origins)
+
+    def excuse_rot(self, began_s: float, ended_s: float) -> bool:
+        """Whether a read may have found what had rotted here and was not found out yet."""
+        return self._overlaps(ROT, began_s, ended_s)
 
     def _overlaps(self, source: str, began_s: float, ended_s: float) -> bool:
         return any(begin <= ended_s and began_s <= end + AFTER_S for begin, end in self.times.get(source, ()))
@@ -179,6 +185,7 @@ class FaultWorld:
             "cut in a body": self.cut_in_a_body,
             "corrupt source": self.corrupt_source,
             "fill disk": self.fill_disk,
+            "rot and repair": self.rot_and_repair,
         }
 
     async def run(self, seconds: float) -> None:
@@ -310,6 +317,14 @@ class FaultWorld:
         finally:
             filler.unlink(missing_ok=True)
 
+    async def rot_and_repair(self) -> None:
+        """Bits turn over in the cache, which nobody sees until it is verified: until then, reads may be wrong."""
+        with self.outages.lasting(ROT):
+            for manifest in (await self._status()).mounted:
+                _turn_over(self.daemon.root / "cache" / manifest / "data", self.draw)
+            for manifest in (await self._status()).mounted:
+                await anyio.to_thread.run_sync(lambda manifest=manifest: self.daemon.verify(manifest, repair=True))  # type: ignore[misc]
+
     async def _status(self) -> Answer:
         return await anyio.to_thread.run_sync(self.daemon.status)
 
@@ -320,6 +335,19 @@ class FaultWorld:
             while lock.read_text().split()[:1] in ([str(keeper)], []):  # noqa: ASYNC110 - another process writes it.
                 await anyio.sleep(0.05)
         await self._status()
+
+
+def _turn_over(path: Path, draw: random.Random) -> None:
+    """Turn over bits of a file with holes, where it has something."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for _ in range(3):
+            with contextlib.suppress(OSError):  # There is nothing from there on.
+                at = os.lseek(descriptor, draw.randrange(os.fstat(descriptor).st_size), os.SEEK_DATA)
+                (byte,) = os.pread(descriptor, 1, at)
+                os.pwrite(descriptor, bytes([byte ^ 1]), at)
+    finally:
+        os.close(descriptor)
 
 
 def _spoiled(content: bytes, draw: random.Random) -> bytes:
@@ -340,5 +368,6 @@ def unexcused(
     return [
         complaint
         for complaint in complaints
-        if complaint.is_wrong or not outages.excuse(*complaint.times, origins[complaint.reader])
+        if not outages.excuse_rot(*complaint.times)
+        and (complaint.is_wrong or not outages.excuse(*complaint.times, origins[complaint.reader]))
     ]
