@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from dsec.base.errors import InvalidRequestError
+from dsec.cli.host_checks import Check
 from dsec.cli.peer_checks import peer_checks
 from dsec.cli.up import _gate
 from dsec.node.settings import NodeSettings
@@ -48,6 +49,22 @@ async def test_a_peer_that_answers_says_how_it_is_and_the_node_itself_is_no_peer
         assert finding.seen.startswith("accepting, 0 sandboxes, load ")
         (wrong,) = peer_checks(settings(tmp_path, f"other={fleet['nadeb'].url}".replace("other", "ather")))
         assert "nadeb" in (await anyio.to_thread.run_sync(wrong.probe)).seen
+
+
+@pytest.mark.slow
+async def test_the_tracker_is_asked_as_a_peer_asks(tmp_path: Path) -> None:
+    def row(url: str) -> Check:
+        (check,) = peer_checks(NodeSettings(state_dir=str(tmp_path), tracker=f"nadeb={url}"))
+        return check
+
+    gone = f"http://127.0.0.1:{free_ports(1)[0]}"
+    assert "openssl" in (await anyio.to_thread.run_sync(row(gone).probe)).resolution
+    async with http_fleet(tmp_path, "nadeb") as fleet:
+        finding = await anyio.to_thread.run_sync(row(fleet["nadeb"].url).probe)
+        assert (finding.present, finding.seen) == (True, "node nadeb, which knows 0 nodes")
+    finding = await anyio.to_thread.run_sync(row(gone).probe)
+    assert not finding.present
+    assert "cannot be asked" in finding.seen
 
 
 async def test_a_node_with_peers_and_no_secret_does_not_start_to_serve(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `dsec doctor` says of the node's peers: each is called as the node would call it."""
+"""What `dsec doctor` says of the node's peers, and of its tracker: each is called as the node would call it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NOBODY = "00000"
 
 
 def peer_checks(settings: NodeSettings) -> Sequence[Check]:
-    """Return a row for each peer of a node; `settings.state_dir` is filled in."""
+    """Return a row for each peer of a node, and one for its tracker; `settings.state_dir` is filled in."""
     own = _own_id(Path(settings.state_dir))
-    return [
+    peers = [
         Check(
             name=f"peer_{peer.node}",
             title=f"peer {peer.node}",
@@ -36,6 +36,31 @@ def peer_checks(settings: NodeSettings) -> Sequence[Check]:
         for peer in parse_peers(settings.peers)
         if peer.node != own
     ]
+    return [*peers, _tracker_check(settings, own)] if settings.tracker else peers
+
+
+def _tracker_check(settings: NodeSettings, own: str) -> Check:
+    return Check(
+        name="tracker",
+        title="tracker of chunks",
+        enables="taking chunks of layers from peers; without it they come from their origins",
+        resolution="start that node with `dsec up --host ...`, with the same peer-token, or correct `tracker`",
+        need=Need.RECOMMENDED,
+        probe=partial(_ask_tracker, settings, own),
+    )
+
+
+def _ask_tracker(settings: NodeSettings, own: str) -> Finding:
+    from dsec.node.settings import secret_file
+    from dsec.sdk.tracker import tracker_overview
+
+    try:
+        known = anyio.run(tracker_overview, own, settings.tracker, secret_file(settings))
+    except InvalidRequestError as error:  # Of our own secret: it says how to make one.
+        return missing(error.brief, error.resolution)
+    except DsecError as error:
+        return missing(f"{error.brief}: {error.detail}")
+    return found(f"node {known.node}, which knows {known.statistics.nodes} nodes")
 
 
 def _own_id(state_dir: Path) -> str:
