@@ -3,8 +3,8 @@
 The image lies in an object store behind a shaped link (`shaped`), at two rates. A sample begins with nothing of it on
 this host: no chunk, no manifest, no page. It is made known by its reference (which is timed apart), and then the clock
 runs from `create` to the end of the command. Beside it, from the same nothing: the whole image pulled and then used,
-and what users of Docker Engine and podman do (`lazy_references`); and the same command where all of it was here before,
-on the disk and not in memory.
+what users of Docker Engine and podman do (`lazy_references`), and stargz-snapshotter, if it is there; and the same
+command where all of it was here before, on the disk and not in memory.
 
 The image is there twice: as it is, and laid out by a trace of the same commands, which goes with it (``dsec image
 publish --trace``), so that what they read lies together and comes while the sandbox is made.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +35,8 @@ from dsec.bench.lazy_references import Loader, docker, podman, write_archive
 from dsec.bench.report import Report, make_report
 from dsec.bench.sampling import Sample, alternate, timed
 from dsec.bench.shaped import FAST_BITS, SLOW_BITS, ShapedStore, shaped_store
+from dsec.bench.stargz import NAME as STARGZ
+from dsec.bench.stargz import Stargz, stargz
 from dsec.bench.touched import Touched
 from dsec.images.store import LocalImageStore
 from dsec.model.process import CommandRequest
@@ -52,6 +54,8 @@ _EACH = 10
 _GOAL_MS = 150.0
 _Key = tuple[str, str]
 """Who, and which command."""
+_Others = dict[str, Callable[[Sequence[str]], float]]
+"""Other programs: each runs a command in the image, from nothing, and returns the seconds. They block."""
 
 
 @dataclass(slots=True)
@@ -160,12 +164,12 @@ async def bench_lazy_start(context: BenchContext) -> Report:
             references = {_LAZY: await images.publish(origin, NAME)}
             await anyio.to_thread.run_sync(_trace, workplace.directory / "references")
             references[_TRACED] = await images.publish(origin, NAME, by_traces=True)
-            loaders = stack.enter_context(_loaders(context, origin, store))
+            others = stack.enter_context(_others(context, origin, store))
         await anyio.to_thread.run_sync(warm, store)
         node = await stack.enter_async_context(workplace.embedded(store=store.url))
         measured = []
         for bits in (FAST_BITS, SLOW_BITS):
-            measured.append(await _measure(context, bits, store, _Start(node, images, references), loaders))
+            measured.append(await _measure(context, bits, store, _Start(node, images, references), others))
         touched = await _touched(_Start(node, images, references))
     return _report(context, size_bytes, measured, touched)
 
@@ -180,11 +184,11 @@ def _make(context: BenchContext, origin: LocalImageStore) -> int:
 
 
 @contextmanager
-def _loaders(context: BenchContext, origin: LocalImageStore, store: ShapedStore) -> Iterator[list[Loader]]:
-    """Open what loads archives, and write the archive."""
-    found: list[Loader] = []
+def _others(context: BenchContext, origin: LocalImageStore, store: ShapedStore) -> Iterator[_Others]:
+    """Open what loads archives, and write the archive; and what else loads lazily."""
+    found: _Others = {}
     if context.options.without_docker:
-        context.note("no reference that loads archives: left out as asked")
+        context.note("no other programs: left out as asked")
         yield found
         return
     context.progress.say("writing the image as an archive")
@@ -196,14 +200,20 @@ def _loaders(context: BenchContext, origin: LocalImageStore, store: ShapedStore)
         for name, opened in (("Docker Engine", docker), ("podman", podman)):
             loader = stack.enter_context(opened(context.workplace.directory))
             if isinstance(loader, Loader):
-                found.append(loader)
+                found[loader.name] = partial(loader.sample, store)
             else:
                 context.note(f"no reference {name}: {loader}")
+        context.progress.say("converting the base image to eStargz, if that is installed")
+        lazily = stack.enter_context(stargz(context.workplace.directory, store, origin, context.workplace.image))
+        if isinstance(lazily, Stargz):
+            found[STARGZ] = lazily.sample
+        else:
+            context.note(f"no reference stargz-snapshotter: {lazily}")
         yield found
 
 
 async def _measure(
-    context: BenchContext, asked_bits: int, store: ShapedStore, start: _Start, loaders: Sequence[Loader]
+    context: BenchContext, asked_bits: int, store: ShapedStore, start: _Start, others: _Others
 ) -> _AtRate:
     """Measure everything at one rate. What needs nothing here comes first, and what needs all last."""
     store.link.shape(asked_bits)
@@ -212,7 +222,7 @@ async def _measure(
     rounds, progress = context.options.samples, context.progress
     lazy = {(way, command): partial(start.lazy, way, command) for way in start.references for command in COMMANDS}
     seconds = await alternate(lazy, rounds=rounds, progress=progress, warm_ups=1)
-    whole: dict[_Key, Sample] = {(loader.name, _MAIN): partial(_loaded, loader, store) for loader in loaders}
+    whole: dict[_Key, Sample] = {(name, _MAIN): partial(_sampled, sample) for name, sample in others.items()}
     whole[(_EAGER, _MAIN)] = partial(start.eager, _MAIN)
     seconds |= await alternate(whole, rounds=max(1, rounds // _EACH), progress=progress, warm_ups=0)
     await start.eager(_MAIN)
@@ -221,8 +231,8 @@ async def _measure(
     return _AtRate(asked_bits, bits, seconds, start.pull_s, start.fetched_bytes)
 
 
-async def _loaded(loader: Loader, store: ShapedStore) -> float:
-    return await anyio.to_thread.run_sync(loader.sample, store, COMMANDS[_MAIN])
+async def _sampled(sample: Callable[[Sequence[str]], float]) -> float:
+    return await anyio.to_thread.run_sync(sample, COMMANDS[_MAIN])
 
 
 async def _touched(start: _Start) -> dict[_Key, tuple[Touched, ...]]:
