@@ -220,14 +220,15 @@ async def _measure(
     bits = await anyio.to_thread.run_sync(store.measure)
     context.progress.say(f"a link of {asked_bits / 1e9:g} Gbit/s carries {bits / 1e9:.2f}")
     rounds, progress = context.options.samples, context.progress
+    warm_ups = min(1, rounds - 1)
     lazy = {(way, command): partial(start.lazy, way, command) for way in start.references for command in COMMANDS}
-    seconds = await alternate(lazy, rounds=rounds, progress=progress, warm_ups=1)
+    seconds = await alternate(lazy, rounds=rounds, progress=progress, warm_ups=warm_ups)
     whole: dict[_Key, Sample] = {(name, _MAIN): partial(_sampled, sample) for name, sample in others.items()}
     whole[(_EAGER, _MAIN)] = partial(start.eager, _MAIN)
     seconds |= await alternate(whole, rounds=max(1, rounds // _EACH), progress=progress, warm_ups=0)
     await start.eager(_MAIN)
     cached = {(_CACHED, command): partial(start.cached, command) for command in COMMANDS}
-    seconds |= await alternate(cached, rounds=rounds, progress=progress, warm_ups=1)
+    seconds |= await alternate(cached, rounds=rounds, progress=progress, warm_ups=warm_ups)
     return _AtRate(asked_bits, bits, seconds, start.pull_s, start.fetched_bytes)
 
 
