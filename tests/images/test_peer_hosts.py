@@ -20,6 +20,8 @@ from dsec.images import erofs
 from dsec.images.lazy.conversion import LayerFile, publish
 from dsec.images.lazy.manifest import LayerManifest, decode
 from dsec.images.lazy.peers.seeder import SHELF
+from dsec.images.lazy.verifying.findings import Subject
+from dsec.images.lazy.verifying.peer_faults import peer_faults
 from dsec.stores.objects_folder import FolderObjectStore
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -131,6 +133,9 @@ def test_a_peer_that_gives_wrong_bytes_is_named_and_no_read_fails(world: World) 
     assert {event["source"] for event in events} == {giver.node}
     names = [ref.id[:12] for ref in (*world.manifest.chunks, *world.manifest.metadata_chunks)]
     assert all(any(name in str(event["brief"]) for name in names) for event in events)
+    (finding,) = peer_faults(taker.root, Subject(part="layer-1", digest="sha256:" + "ab" * 32), world.layer)
+    assert (finding.part, finding.ok, finding.node) == ("layer-1 peers", False, giver.node)
+    assert f"node {giver.node} gave something else for chunk " in finding.detail
     report = taker.daemon.status().peers
     assert report is not None
     # After three it is not asked any more, whatever the tracker says.

@@ -23,6 +23,7 @@ from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.pulled import PulledFrom, pulled_from
 from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, words
 from dsec.images.lazy.verifying.origin_checks import OriginCheck
+from dsec.images.lazy.verifying.peer_faults import peer_faults
 from dsec.images.lazy.verifying.records import StoredLayer, read_stored, restore
 from dsec.images.lazy.verifying.whole_layers import check_whole
 from dsec.images.listing import tree_digest
@@ -161,6 +162,10 @@ class _ImageCheck:
         yield await self._cached(subject, stored, manifest)
         if not self._options.full:
             return
+        if self._daemon is not None:
+            root = self._daemon.root
+            for finding in await anyio.to_thread.run_sync(lambda: list(peer_faults(root, subject, manifest.id))):
+                yield finding
         origins = stored.record.origins or ((self._options.store_url,) if self._options.store_url else ())
         check = OriginCheck(self._images, subject, manifest, origins, self._options)
         with self._images.work_directory() as work:

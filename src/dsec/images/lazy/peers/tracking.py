@@ -30,6 +30,8 @@ HEARTBEAT_S = 3.0
 _APART_S = 0.02
 """Between two announcements: what comes within it travels together."""
 _RETRY_S = 1.0
+_LOOK_SHARE = 20
+"""Going through all that is here may take one part in so many of the time."""
 
 _T = TypeVar("_T")
 
@@ -105,6 +107,8 @@ class Announcing:
         self._status = status
         self._announcer = Announcer(settings.node, "", life)
         self._told: dict[str, frozenset[str] | None] = {}
+        self._look_again_s = 0.0
+        self._must_look = True
         self._news = anyio.Event()
         tracker.on_resend = self._restate
 
@@ -123,8 +127,8 @@ class Announcing:
     async def run(self) -> None:
         """Announce until cancelled."""
         while True:
-            pause_s = await self._announce()
             self._news = anyio.Event()
+            pause_s = await self._announce()
             if pause_s:
                 await anyio.sleep(pause_s)
                 continue
@@ -134,13 +138,12 @@ class Announcing:
 
     async def _announce(self) -> float:
         """Tell what is new; return after which time to go on in any case."""
-        held = await anyio.to_thread.run_sync(self._inventory.held)
-        self._compare(held)
+        held = await self._looked()
         status = self._status()
         self._announcer.address = status.address
         uploads = self._settings.uploads
         announcement = self._announcer.make(
-            dict(held),
+            held,
             upload_bytes_per_s=uploads.bytes_per_s,
             upload_slots=uploads.slots if status.address else 0,
             uploads=status.sending,
@@ -151,6 +154,18 @@ class Announcing:
             return _RETRY_S
         self._announcer.acknowledged(announcement, answer)
         return _APART_S if self._announcer.has_news else 0.0
+
+    async def _looked(self) -> dict[str, frozenset[str] | None]:
+        """Return what there is: as was noted, or, now and then and when all has to be said, as it is found to be."""
+        now_s = anyio.current_time()
+        if now_s < self._look_again_s and not self._must_look:
+            return self._told
+        held = await anyio.to_thread.run_sync(self._inventory.held)
+        self._compare(held)
+        # A cache of many layers takes long to go through; what comes meanwhile is noted when it comes.
+        self._look_again_s = now_s + max(HEARTBEAT_S, _LOOK_SHARE * (anyio.current_time() - now_s))
+        self._must_look = False
+        return self._told
 
     def _compare(self, held: Mapping[str, frozenset[str] | None]) -> None:
         """Note what came and went otherwise than by `gained`."""
@@ -177,5 +192,6 @@ class Announcing:
         return kept
 
     def _restate(self) -> None:
+        self._must_look = True
         self._announcer.restate()
         self.wake()

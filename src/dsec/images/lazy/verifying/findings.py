@@ -21,7 +21,7 @@ class Finding(Value, frozen=True):
 
     Attributes:
         part: ``manifest``, ``manifest of layer-1`` (the lowest), ``document``, ``layer-1``, ``layer-1 cache``,
-            ``layer-1 store`` or ``layer-1 registry``.
+            ``layer-1 peers``, ``layer-1 store`` or ``layer-1 registry``.
         ok: whether it is what it should be, or is so again.
         detail: in words.
         advice: what to do; empty: nothing.
