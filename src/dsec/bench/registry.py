@@ -166,6 +166,11 @@ BENCHMARKS = (
         counts="sandboxes",
     ),
     Benchmark(
+        "dedup",
+        "dsec.bench.dedup:bench_dedup",
+        "Bytes that twenty related images share in chunks; beside whole files, whole layers and tars.",
+    ),
+    Benchmark(
         "lazy-start",
         "dsec.bench.lazy_start:bench_lazy_start",
         "First command of a 2 GiB image behind a link, nothing cached; beside eager pulls, docker load, podman load.",

@@ -39,19 +39,29 @@ def write_layout(root: Path, layers: Sequence[bytes], *, days: Sequence[float] =
     blobs = root / "blobs/sha256"
     blobs.mkdir(parents=True)
 
-    def put(data: bytes) -> dict[str, object]:
+    def put(kind: str, data: bytes) -> dict[str, object]:
         digest = hashlib.sha256(data).hexdigest()
         (blobs / digest).write_bytes(data)
-        return {"digest": f"sha256:{digest}", "size": len(data), "mediaType": "x"}
+        return {"digest": f"sha256:{digest}", "size": len(data), "mediaType": f"application/vnd.oci.image.{kind}"}
 
     diff_ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
-    document: dict[str, object] = {"os": "linux", "config": config, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
+    document: dict[str, object] = {
+        "os": "linux",
+        "architecture": "amd64",
+        "config": config,
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+    }
     if days:
         times = [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=day) for day in days]
         steps = [{"created": f"{time:%Y-%m-%dT%H:%M:%S}.123456789Z", "created_by": f"step {time}"} for time in times]
         document["history"] = [{"created_by": "ENV A=1", "empty_layer": True}, *steps]
-    manifest = {"layers": [put(gzip.compress(layer)) for layer in layers], "config": put(json.dumps(document).encode())}
-    index = {"manifests": [put(json.dumps(manifest).encode())]}
+    manifest = {
+        "schemaVersion": 2,
+        "layers": [put("layer.v1.tar+gzip", gzip.compress(layer)) for layer in layers],
+        "config": put("config.v1+json", json.dumps(document).encode()),
+    }
+    named = {"annotations": {"org.opencontainers.image.ref.name": "latest"}}
+    index = {"schemaVersion": 2, "manifests": [put("manifest.v1+json", json.dumps(manifest).encode()) | named]}
     (root / "index.json").write_text(json.dumps(index))
     (root / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     return root
