@@ -6,7 +6,8 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,10 +26,16 @@ from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.stored import CHUNK_BYTES, name_of
 from dsec.images.lazy.verification import verify_image
 from dsec.images.lazy.verifying.findings import Finding, VerifyOptions
+from dsec.images.registry.client import RegistryClient
+from dsec.images.registry.pull import PullRequest, pull_from_registry
+from dsec.images.registry.push import PushRequest, push_image
+from dsec.images.registry.reference import parse_reference
+from dsec.images.registry.source import close_shared
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.image_hosts import ImageHosts, image_hosts
+from dsec.testing.registry_server import find_registry, run_registry
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -41,26 +48,48 @@ def _run(act: Callable[[], Awaitable[T]]) -> T:
     return anyio.run(act)
 
 
-class _Image:
-    """An image of two layers, published by one host and pulled by another, which looks at it."""
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """An image of two layers in a store that no test changes.
 
-    def __init__(self, hosts: ImageHosts, root: Path, *, eager: bool) -> None:
-        self.hosts = hosts
-        here = hosts.host("here")
-        digests = []
+    Attributes:
+        root: of the host that made it.
+        objects: directory of the store.
+        reference, digests: of the image and its layers.
+    """
+
+    root: Path
+    objects: Path
+    reference: str
+    digests: list[str]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Published]:
+    root = tmp_path_factory.mktemp("published")
+    with image_hosts(root) as hosts:
+        here, digests = hosts.host("here"), []
         for name, content in (("small", b"s" * 5000), ("data", _DATA)):
-            tree = root / name
-            tree.mkdir()
-            (tree / name).write_bytes(content)
-            digests.append(here.add_layer(tree))
+            (root / name).mkdir()
+            (root / name / name).write_bytes(content)
+            digests.append(here.add_layer(root / name))
         here.add_image("mine:v1", digests, ImageConfig(), source="test")
-        self.reference = _run(lambda: publish_image(here, "mine:v1", hosts.objects)).reference
+        reference = _run(lambda: publish_image(here, "mine:v1", hosts.objects)).reference
+        yield _Published(root, root / "objects", reference, digests)
+
+
+class _Image:
+    """The published image, its store copied, on a host that pulled it and looks at it."""
+
+    def __init__(self, hosts: ImageHosts, root: Path, published: _Published, *, eager: bool) -> None:
+        self.hosts = hosts
+        shutil.copytree(published.objects, root / "objects", dirs_exist_ok=True)
+        self.reference, self.digests = published.reference, published.digests
         self.store = hosts.host("there")
-        self.digests = digests
         _run(lambda: pull_image(self.store, self.reference, hosts.objects, eager=eager))
         self.paths = self.store.mount(["mine:v1"]).layer_paths
         self.objects = root / "objects/layers"
-        record = self.store.stored_layer(digests[1])[1]
+        record = self.store.stored_layer(self.digests[1])[1]
         self.manifest: LayerManifest = _run(lambda: fetch_manifest(hosts.objects, record.manifest))
 
     @property
@@ -90,6 +119,10 @@ class _Image:
     def bad(self, *, full: bool = False, repair: bool = False) -> dict[str, Finding]:
         return {part: finding for part, finding in self.findings(full=full, repair=repair).items() if not finding.ok}
 
+    def numbers(self, places: Sequence[int]) -> str:
+        """Return how chunks are named, without those that the layer has not got."""
+        return ", ".join(f"chunk {place}" for place in places if place < len(self.manifest.chunks))
+
     def is_good(self) -> bool:
         return not self.bad(full=True)
 
@@ -101,13 +134,13 @@ def hosts(tmp_path: Path) -> Iterator[ImageHosts]:
 
 
 @pytest.fixture
-def lazy(hosts: ImageHosts, tmp_path: Path) -> _Image:
-    return _Image(hosts, tmp_path, eager=False)
+def lazy(hosts: ImageHosts, tmp_path: Path, published: _Published) -> _Image:
+    return _Image(hosts, tmp_path, published, eager=False)
 
 
 @pytest.fixture
-def whole(hosts: ImageHosts, tmp_path: Path) -> _Image:
-    return _Image(hosts, tmp_path, eager=True)
+def whole(hosts: ImageHosts, tmp_path: Path, published: _Published) -> _Image:
+    return _Image(hosts, tmp_path, published, eager=True)
 
 
 def _flip(path: Path, at: int) -> None:
@@ -156,22 +189,16 @@ def _empty(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "named"),
-    [
-        (_flip_one, "1 of 3 chunks do not verify: chunk 1"),
-        (_swap_two, "2 of 3 chunks do not verify: chunk 0, chunk 1"),
-        (_cut, "2 of 3 chunks do not verify: chunk 1, chunk 2"),
-        (_lose, "3 of 3 chunks do not verify"),
-        (_empty, "3 of 3 chunks do not verify"),
-    ],
+    [(_flip_one, [1]), (_swap_two, [0, 1]), (_cut, range(1, 9)), (_lose, range(9)), (_empty, range(9))],
 )
 def test_a_whole_layer_that_was_pulled_is_named_by_its_chunks_and_mended(
-    whole: _Image, damage: Callable[[Path], None], named: str
+    whole: _Image, damage: Callable[[Path], None], named: Sequence[int]
 ) -> None:
     assert whole.is_good()
     damage(whole.directory / "layer.erofs")
     bad = whole.bad()
     assert set(bad) == {"layer-2"}
-    assert named in bad["layer-2"].detail
+    assert bad["layer-2"].detail.endswith(f"chunks do not verify: {whole.numbers(named)}")
     assert (bad["layer-2"].node, bad["layer-2"].layer) == (_NODE, whole.digests[1])
     assert "--repair" in bad["layer-2"].advice
     repaired = whole.findings(repair=True)["layer-2"]
@@ -197,8 +224,11 @@ def test_a_whole_layer_that_cannot_be_had_again_says_where_it_was_asked_for(whol
     assert whole.hosts.objects.url in bad["layer-2"].advice
 
 
-def test_a_layer_that_was_made_here_is_named_by_its_hash(hosts: ImageHosts, tmp_path: Path) -> None:
-    image = _Image(hosts, tmp_path, eager=False)
+def test_a_layer_that_was_made_here_is_named_by_its_hash(
+    hosts: ImageHosts, tmp_path: Path, published: _Published
+) -> None:
+    image = _Image(hosts, tmp_path, published, eager=False)
+    shutil.copytree(published.root / "here", tmp_path / "here", ignore=shutil.ignore_patterns("mounts"))
     image.store = hosts.host("here")
     path, _ = image.store.stored_layer(image.digests[1])
     _flip_one(path)
@@ -214,17 +244,17 @@ def test_a_layer_that_was_made_here_is_named_by_its_hash(hosts: ImageHosts, tmp_
 
 
 @pytest.mark.parametrize(
-    ("damage", "named"),
-    [(_flip_one, "chunk 1"), (_swap_two, "chunk 0, chunk 1"), (_empty, "chunk 0, chunk 1, chunk 2")],
+    ("damage", "bad"),
+    [(_flip_one, "1 of"), (_swap_two, "2 of"), (_empty, "4 of")],
 )
 def test_a_cached_layer_is_named_by_its_chunks_and_fetched_again(
-    lazy: _Image, damage: Callable[[Path], None], named: str
+    lazy: _Image, damage: Callable[[Path], None], bad: str
 ) -> None:
     assert lazy.read() == _DATA
     assert lazy.is_good()
     damage(lazy.cached)
     finding = lazy.bad(repair=False)["layer-2 cache"]
-    assert named in finding.detail
+    assert (finding.detail.startswith(bad), "chunk 1" in finding.detail) == (True, True)
     assert finding.node == _NODE
     assert lazy.read() == _DATA
     damage(lazy.cached)
@@ -373,10 +403,11 @@ def test_a_document_that_was_changed_or_unpublished_is_named(lazy: _Image) -> No
     assert lazy.is_good()
 
 
-def test_chunks_that_make_another_layer_than_their_manifest_says_are_found(hosts: ImageHosts, tmp_path: Path) -> None:
-    image = _Image(hosts, tmp_path, eager=False)
-    here = hosts.host("here")
-    path, record = here.stored_layer(image.digests[1])
+def test_chunks_that_make_another_layer_than_their_manifest_says_are_found(
+    hosts: ImageHosts, tmp_path: Path, published: _Published
+) -> None:
+    image = _Image(hosts, tmp_path, published, eager=True)
+    path, record = image.store.stored_layer(image.digests[1])
     lying = LayerFile(path, "sha256:" + "0" * 64, record.entries)
     manifest = _run(lambda: publish(lying, hosts.objects)).manifest
     data = msgspec.json.encode(
@@ -398,6 +429,40 @@ def test_chunks_that_make_another_layer_than_their_manifest_says_are_found(hosts
     assert "publish the image again" in bad["layer-1"].advice
 
 
+def test_a_registry_that_rots_is_named_by_chunk(
+    hosts: ImageHosts, published: _Published, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    program = find_registry()
+    if program is None:
+        pytest.skip("no registry: scripts/install-test-packages installs one")
+    with run_registry(tmp_path_factory.mktemp("registry"), program) as registry:
+        image = _Image(hosts, tmp_path, published, eager=True)
+        reference = parse_reference(f"{registry.host}/mine:v1")
+
+        async def push_and_pull() -> None:
+            client = RegistryClient(registry.host)
+            try:
+                await push_image(image.store, PushRequest(name="mine:v1", reference=reference), client)
+                image.store = hosts.host("third")
+                await pull_from_registry(image.store, PullRequest(reference=reference, name="mine:v1"), client)
+            finally:
+                await close_shared()
+                await client.aclose()
+
+        anyio.run(push_and_pull)
+        assert image.bad(full=True) == {}
+        blobs = [path for path in registry.directory.rglob("data") if path.is_file()]
+        (blob,) = [path for path in blobs if path.stat().st_size > 8 << 20]
+        _flip(blob, 6 << 20)
+        bad = image.bad(full=True, repair=True)
+        assert set(bad) == {"layer-2 registry"}
+        places = enumerate(image.manifest.chunks)
+        (place,) = [place for place, ref in places if 0 <= (6 << 20) - ref.blob_start < ref.stored_bytes]
+        assert f"chunk {place}: " in bad["layer-2 registry"].detail
+        assert bad["layer-2 registry"].node.startswith(f"oci://{registry.host}/mine@sha256:")
+        assert "push" in bad["layer-2 registry"].advice
+
+
 def test_progress_is_told_and_memory_is_bounded(lazy: _Image) -> None:
     told: list[tuple[str, int, int]] = []
     options = VerifyOptions(
@@ -409,7 +474,8 @@ def test_progress_is_told_and_memory_is_bounded(lazy: _Image) -> None:
             assert finding.ok
 
     anyio.run(go)
-    assert ("layer-2 store", 4, 4) in told
+    pieces = len({ref.id for ref in (*lazy.manifest.chunks, *lazy.manifest.metadata_chunks)})
+    assert ("layer-2 store", pieces, pieces) in told
 
 
 def test_the_command_names_part_and_node_and_exits_by_what_it_found(hosts: ImageHosts, tmp_path: Path) -> None:

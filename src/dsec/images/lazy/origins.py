@@ -13,6 +13,7 @@ An origin says where to ask and is trusted with nothing: chunks and manifests ar
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import cast
@@ -52,6 +53,13 @@ def open_origin(url: str) -> ChunkSource:
             resolution="pull the image from an object store (dsec image publish puts it there)",
         ) from error
     return cast(ChunkSource, driver.open_registry_source(url))
+
+
+async def close_origins() -> None:
+    """Let go of the connections that origins opened in this event loop share."""
+    driver = sys.modules.get(_REGISTRY_SOURCE)
+    if driver is not None:
+        await driver.close_shared()
 
 
 class Origins:

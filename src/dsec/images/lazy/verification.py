@@ -20,6 +20,7 @@ from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.collection.roots import fetch_document
 from dsec.images.lazy.document import ImageDocument
 from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.origins import close_origins
 from dsec.images.lazy.pulled import PulledFrom, pulled_from
 from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, words
 from dsec.images.lazy.verifying.origin_checks import OriginCheck
@@ -48,15 +49,18 @@ async def verify_image(
     """
     info = await anyio.to_thread.run_sync(images.get, name)
     check = _ImageCheck(images, info, daemon, options)
-    async for finding in check.manifests():
-        yield finding
-    for subject, stored in check.layers:
-        if stored.record.format is not LayerFormat.LAZY:
-            yield await check_whole(images, subject, stored, options)
-    for subject, stored in check.layers:
-        if stored.record.format is LayerFormat.LAZY and stored.manifest is not None:
-            async for finding in check.chunks(subject, stored, stored.manifest):
-                yield finding
+    try:
+        async for finding in check.manifests():
+            yield finding
+        for subject, stored in check.layers:
+            if stored.record.format is not LayerFormat.LAZY:
+                yield await check_whole(images, subject, stored, options)
+        for subject, stored in check.layers:
+            if stored.record.format is LayerFormat.LAZY and stored.manifest is not None:
+                async for finding in check.chunks(subject, stored, stored.manifest):
+                    yield finding
+    finally:
+        await close_origins()
 
 
 class _ImageCheck:
