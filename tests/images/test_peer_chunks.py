@@ -378,7 +378,7 @@ async def test_a_peer_that_gives_a_little_at_a_time_is_left_for_the_origin() -> 
         group.start_soon(listener.serve, drip)
         port = listener.extra(SocketAttribute.local_port)
         ref = ChunkRef(id="ab" * 32, content_bytes=1, stored_bytes=9, blob_start=0)
-        options = PeerOptions(acquisition=AcquisitionPolicy(patience_s=0.15), stall_s=0.1)
+        options = PeerOptions(acquisition=AcquisitionPolicy(patience_s=60, lookups=1), stall_s=0.1)
         tracker = Told(_of(Peer(node=GIVER, url=f"http://127.0.0.1:{port}")))
         with anyio.fail_after(5):
             assert await _obtained(tracker, ref, options=options) == [None]

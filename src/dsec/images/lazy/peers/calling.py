@@ -28,6 +28,8 @@ CONNECT_TIMEOUT_S = 2.0
 _KEPT = 4
 _SMALL_BODY_BYTES = 4096
 _PROCESSING = 102
+_SLOWEST_BYTES_S = 64 << 10
+"""Who sends less in a second, for as long as a stall, stalls: one byte at a time keeps nobody here."""
 _SIGNS = 256
 """Signs of life that are taken: more would be one that wants to keep us busy."""
 _KINDS = {404: FailureKind.MISSING, 503: FailureKind.BUSY}
@@ -258,11 +260,18 @@ class Caller:
         count = head.body_bytes
         if count > (bounds.body_bytes if head.status == 200 else _SMALL_BODY_BYTES):
             raise PeerFailedError(FailureKind.WRONG, f"{self.peer.node} wants to give {count} bytes")
+        return Reply(head.status, await self._body(wire, count, bounds.stall_s))
+
+    async def _body(self, wire: Wire, count: int, stall_s: float) -> bytes:
         buffer = bytearray(count)
         view, at = memoryview(buffer), 0
+        looked_s, looked_at = anyio.current_time(), 0
         while at < count:
-            with anyio.move_on_after(bounds.stall_s) as waiting:
+            with anyio.move_on_after(stall_s) as waiting:
                 at += await wire.receive_into(view[at:])
-            if waiting.cancelled_caught:
-                raise PeerFailedError(FailureKind.STALLED, f"{self.peer.node} stopped after {at} of {count} bytes")
-        return Reply(head.status, bytes(buffer))
+            passed_s = anyio.current_time() - looked_s
+            if waiting.cancelled_caught or (passed_s > stall_s and at - looked_at < passed_s * _SLOWEST_BYTES_S):
+                raise PeerFailedError(FailureKind.STALLED, f"{self.peer.node} gave {at} of {count} bytes, and no more")
+            if passed_s > stall_s:
+                looked_s, looked_at = looked_s + passed_s, at
+        return bytes(buffer)
