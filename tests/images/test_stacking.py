@@ -94,7 +94,7 @@ class TestLayers:
 
 def make(store: LocalImageStore, tmp_path: Path, name: str, content: dict[str, str], **request: Any) -> ImageInfo:
     """Import a directory; a content that begins with an arrow makes a symbolic link."""
-    tree = tmp_path / f"tree-{name}"
+    tree = tmp_path / f"tree-{name.replace(':', '-')}"
     tree.mkdir(mode=0o700)
     for path, text in content.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +126,21 @@ def test_a_link_that_would_hide_a_directory_of_the_base_is_refused(store: LocalI
     make(store, tmp_path, "tool", {"opt": "->usr/opt"}, as_layer=True)
     with pytest.raises(ImagesConflictError, match="a symbolic link /opt of image 'tool' would hide a directory"):
         store.mount(["base", "tool"])
+
+
+def test_a_toolkit_on_another_version_of_the_base_is_refused_and_one_on_the_same_is_not(
+    store: LocalImageStore, tmp_path: Path
+) -> None:
+    old = make(store, tmp_path, "base:v1", {"usr/lib/os-release": "1"}).layers[0].digest
+    new = make(store, tmp_path, "base:v2", {"usr/lib/os-release": "2"}).layers[0].digest
+    tool = make(store, tmp_path, "files", {"opt/tool": ""}, as_layer=True).layers[0].digest
+    upgraded = make(store, tmp_path, "upgrade", {"usr/lib/os-release": "3"}, as_layer=True).layers[0].digest
+    for name, layers in (("tool:v1", [old, tool]), ("tool:v2", [new, tool, upgraded])):
+        store.add_image(name, layers, ImageConfig(), source="test")
+    with pytest.raises(ImagesConflictError, match="operating system of its own") as caught:
+        store.mount(["base:v2", "tool:v1"])
+    assert "--as-layer" in caught.value.resolution
+    assert len(store.mount(["base:v2", "tool:v2"]).layer_paths) == 3
 
 
 def test_a_layer_leaves_directories_of_the_base_as_bases_have_them(store: LocalImageStore, tmp_path: Path) -> None:

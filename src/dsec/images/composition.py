@@ -17,9 +17,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from dsec.images.history import LayerStory, Version, repository_of
-from dsec.images.layers import LayerRecord
-from dsec.images.lazy.client import LAZY
-from dsec.images.lazy.stored import CHUNK_BYTES
 from dsec.images.merge_plan import BEST_LAYERS
 from dsec.images.merging import image_names
 from dsec.images.stacking import stacked
@@ -115,7 +112,7 @@ def composition(
                 ),
                 format=record.format,
                 size_bytes=record.size_bytes,
-                here_bytes=_here(store, record),
+                here_bytes=store.here_bytes(layer.digest),
                 entries=record.entries,
                 created_s=story.created_s,
                 made_by=story.made_by,
@@ -167,19 +164,6 @@ def changes(versions: Sequence[Version], place: int) -> tuple[int, int]:
 def _story(digest: str, versions: Sequence[Version]) -> LayerStory:
     told = [story for version in versions for story in version.layers if story.digest == digest]
     return next((story for story in reversed(told) if story.made_by or story.created_s), LayerStory(digest=digest))
-
-
-def _here(store: LocalImageStore, record: LayerRecord) -> int:
-    """Return how much of a layer is here: of a lazy one, what its cache has noted (docs/formats/layer-cache.md)."""
-    if record.format is not LayerFormat.LAZY:
-        return record.size_bytes
-    try:
-        present = (store.root / LAZY / "cache" / record.manifest / "present").read_bytes()[1:]
-    except FileNotFoundError:
-        return 0
-    return sum(
-        min(CHUNK_BYTES, record.size_bytes - number * CHUNK_BYTES) for number, byte in enumerate(present) if byte == 1
-    )
 
 
 def _warnings(layers: Sequence[LayerView], names: Sequence[str]) -> Iterator[str]:

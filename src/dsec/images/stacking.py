@@ -151,10 +151,12 @@ def _fingerprint(images: Sequence[ImageInfo]) -> FingerprintRules:
 
 
 def check_roots(images: Sequence[ImageInfo], paths: Mapping[str, Path]) -> None:
-    """Refuse images of which one hides a whole top directory of those below by something of another kind.
+    """Refuse images of which one would hide those below as a whole.
 
-    Deeper down an image may replace what it likes; at the top it is always an accident, made by archives of programs
-    that say ``bin/tool`` where the base has a link ``/bin`` to ``usr/bin``.
+    One hides a top directory by something of another kind: deeper down an image may replace what it likes; at the top
+    it is always an accident, made by archives of programs that say ``bin/tool`` where the base has a link ``/bin`` to
+    ``usr/bin``. Another brings an operating system of its own below its tools, such as an older version of the base
+    that it was built on: its files would stand above the base's, and nobody would have what the base's packages say.
 
     Args:
         images: from the base up.
@@ -166,7 +168,12 @@ def check_roots(images: Sequence[ImageInfo], paths: Mapping[str, Path]) -> None:
     owner: dict[str, tuple[str, int]] = {}
     """The image that shows each entry of the root so far, and the kind of that entry."""
     seen: set[str] = set()
+    system = ""
     for image in images:
+        lowest = image.layers[0].digest
+        if lowest not in seen and _is_system(paths[lowest]):
+            _check_system(image.name, system)
+            system = image.name
         for layer in image.layers:
             if layer.digest in seen:
                 continue
@@ -177,6 +184,20 @@ def check_roots(images: Sequence[ImageInfo], paths: Mapping[str, Path]) -> None:
                     owner.pop(name, None)
                 else:
                     owner[name] = (image.name, kind)
+
+
+def _check_system(image: str, below: str) -> None:
+    if below:
+        raise ImagesConflictError(
+            f"image {image!r} brings an operating system of its own, which would hide that of {below!r}",
+            resolution=f"make {image!r} again on this version of {below!r}, or of its own files alone "
+            "(dsec image import --as-layer)",
+        )
+
+
+def _is_system(layer: Path) -> bool:
+    """Tell whether a layer begins an operating system (os-release(5)). Nothing is followed."""
+    return any(os.path.lexists(layer / name) for name in ("usr/lib/os-release", "etc/os-release"))
 
 
 def _check_entry(name: str, kind: int, image: str, owner: Mapping[str, tuple[str, int]]) -> None:
