@@ -231,6 +231,8 @@ async def test_whatever_fails_no_byte_is_wrong_and_reads_fail_only_while_nobody_
     state_dir: Path, s3: S3Server, registry: RegistryServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = _SEED or secrets.token_hex(4)
+    with capsys.disabled():
+        sys.stderr.write(f"\nseed {seed}\n")
     draw = random.Random(seed)
     publisher = tmp_path / "publisher"
     shutil.copytree(state_dir / "images", publisher / "images", symlinks=True)

@@ -75,7 +75,17 @@ def gc(options: Options, url: str | None, dry_run: bool, grace_s: float | None, 
 
         return await collect_layers(await open_layer_objects(objects, grace_s=grace_s), dry_run=dry_run, say=_say)
 
-    _print_collection(with_objects(options, None if url == "node" else url, collect), as_json)
+    where = _existing(options, url)
+    _print_collection(with_objects(options, where, collect), as_json)
+
+
+def _existing(options: Options, url: str) -> str:
+    """Return the URL of an object store that is there: opening a folder would make it."""
+    from dsec.cli.store import require_folder
+
+    where = store_url(options) if url == "node" else url
+    require_folder(where)
+    return where
 
 
 def _say(line: str) -> None:
@@ -132,7 +142,7 @@ def list_store(options: Options, url: str, as_json: bool) -> None:
     from dsec.cli.output import age
     from dsec.images.lazy.collection.roots import list_published
 
-    found = with_objects(options, None if url == "node" else url, list_published)
+    found = with_objects(options, _existing(options, url), list_published)
     if as_json:
         print_json(found)
         return

@@ -108,7 +108,7 @@ def _with_care(options: Options, url: str | None, act: Callable[[StoreCare], Awa
     from dsec.stores.opening import open_store
 
     where = url or load(options).settings.store or (options.state_dir / "store").as_uri()
-    _require_folder(where)
+    require_folder(where)
     if url is None:
         # A node that was given its store on its command line uses another one.
         note(f"store: {printable(where)}")
@@ -126,7 +126,7 @@ def _with_care(options: Options, url: str | None, act: Callable[[StoreCare], Awa
     return options.run_alone(run)
 
 
-def _require_folder(url: str) -> None:
+def require_folder(url: str) -> None:
     """Refuse a folder that is not there: opening it would make it."""
     from urllib.parse import unquote, urlsplit
 

@@ -36,6 +36,8 @@ from dsec.stores.objects import ObjectStore
 from dsec.testing.node_process import NodeProcess
 from dsec.testing.relay import Relay
 
+PATIENCE_S = 120.0
+"""A busy host takes its time to start programs."""
 ROT = "rot"
 AFTER_S = 3.0
 """So long after an outage a read may still fail that began in it, or before the retry that ends it."""
@@ -331,9 +333,12 @@ class FaultWorld:
     async def _revived(self, keeper: int) -> None:
         """Wait until another keeper has begun, without asking the daemon, which would begin one."""
         lock = self.daemon.root / "keeper.lock"
-        with anyio.fail_after(60):
+        with anyio.move_on_after(PATIENCE_S) as scope:
             while lock.read_text().split()[:1] in ([str(keeper)], []):  # noqa: ASYNC110 - another process writes it.
                 await anyio.sleep(0.05)
+        if scope.cancelled_caught:
+            log = (self.daemon.root / "daemon.log").read_text(errors="replace")[-3000:]
+            raise AssertionError(f"nobody serves any more; {self.log}; node: {self.node.log_tail()}; daemon: {log}")
         await self._status()
 
 
