@@ -160,7 +160,8 @@ def test_links_to_anywhere_names_of_any_bytes_and_modes_of_any_kind_are_kept(
         attributed("user", user__note="v" * 2000, user__empty="", trusted__overlay__opaque="y", foo="1"),
         attributed("capable", security__capability=CAPABILITY.decode(errors="surrogateescape")),
         entry("fifo", kind=tarfile.FIFOTYPE),
-        entry("device", kind=tarfile.CHRTYPE, devmajor=1, devminor=3),
+        entry("device", kind=tarfile.CHRTYPE, mode=0o622, devmajor=1, devminor=3),
+        entry("disk", kind=tarfile.BLKTYPE, devmajor=8, devminor=1),
         entry("whiteout", kind=tarfile.CHRTYPE),
         directory("x"),
         link("hard", "bits", tarfile.LNKTYPE),
@@ -177,9 +178,12 @@ def test_links_to_anywhere_names_of_any_bytes_and_modes_of_any_kind_are_kept(
     assert sorted(os.listxattr(root / "user")) == ["user.empty", "user.note"]
     assert os.getxattr(root / "capable", "security.capability") == CAPABILITY
     assert stat.S_ISFIFO(os.lstat(root / "fifo").st_mode)
-    assert not {"device", "whiteout"} & set(os.listdir(root))
+    assert "whiteout" not in os.listdir(root)
     told = "\n".join(lines)
-    assert "2 x device nodes left out" in told
+    device, disk = os.lstat(root / "device"), os.lstat(root / "disk")
+    assert (device.st_mode, device.st_rdev) == (stat.S_IFCHR | 0o622, os.makedev(1, 3))
+    assert (stat.S_ISBLK(disk.st_mode), disk.st_rdev) == (True, os.makedev(8, 1))
+    assert "1 x character devices 0:0 left out" in told
     assert "trusted.overlay.opaque left out" in told
 
 

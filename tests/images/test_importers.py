@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,17 @@ def test_directory_is_imported_without_following_its_links(store: LocalImageStor
 def test_config_of_an_oci_image_is_taken_over(store: LocalImageStore, tmp_path: Path) -> None:
     layout = write_layout(tmp_path / "l", [tar_of(a="1")], Env=["A=b=c", "D="], WorkingDir="/w", User="user:7")
     assert run_import(store, layout).config == ImageConfig(env={"A": "b=c", "D": ""}, workdir="/w", user="user:7")
+
+
+@pytest.mark.root
+def test_a_directory_in_place_of_a_device_of_its_layer_hides_nothing(store: LocalImageStore, tmp_path: Path) -> None:
+    null = tarfile.TarInfo("d")
+    null.type, null.devmajor, null.devminor = tarfile.CHRTYPE, 1, 3
+    upper = null.tobuf(tarfile.PAX_FORMAT) + tar_of(d=None, d__new="2")
+    run_import(store, write_layout(tmp_path / "l", [tar_of(d=None, d__old="1"), upper]))
+    _, up = store.mount(["mine"]).layer_paths
+    assert os.listxattr(up / "d") == []
+    assert (up / "d/new").read_text() == "2"
 
 
 @pytest.mark.root

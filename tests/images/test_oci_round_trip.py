@@ -175,6 +175,9 @@ def _members(path: str, kind: str, number: int, files: list[str]) -> Iterator[tu
         info.type, info.linkname = tarfile.SYMTYPE, f"target{number}"
     elif kind == "fifo":
         info.type = tarfile.FIFOTYPE
+    elif kind == "device":
+        info.type, info.mode = (tarfile.CHRTYPE, 0o666) if number % 2 else (tarfile.BLKTYPE, 0o640)
+        info.devmajor, info.devminor = 1 + number, 3
     elif kind == "hard" and files:
         info.type, info.linkname = tarfile.LNKTYPE, files[0]
     elif kind != "whiteout":
@@ -188,18 +191,13 @@ def _members(path: str, kind: str, number: int, files: list[str]) -> Iterator[tu
         yield tarfile.TarInfo(f"{path}/.wh..wh..opq"), b""
 
 
-def _without_devices(drawn: Drawn) -> Drawn:
-    """Leave out what our layers leave out."""
-    return {path: kind for path, kind in drawn.items() if kind != "device"}
-
-
 @needs_umoci
 @given(drawn=st.lists(layers(), min_size=1, max_size=4), is_merged=st.booleans())
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_an_overlay_of_converted_layers_shows_what_umoci_unpacks(drawn: list[Drawn], is_merged: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="dsec-") as name:
         top = Path(name)
-        stack = [layer_tar(_without_devices(each), number) for number, each in enumerate(drawn)]
+        stack = [layer_tar(each, number) for number, each in enumerate(drawn)]
         layout = write_layout(top / "layout", stack)
         subprocess.run(
             ["umoci", "unpack", "--image", f"{layout}:latest", str(top / "bundle")], check=True, capture_output=True

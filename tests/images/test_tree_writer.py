@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -102,11 +103,37 @@ def test_directory_over_a_link_replaces_it(tmp_path: Path, outside: Path) -> Non
     assert not (outside / "a").exists()
 
 
-@pytest.mark.parametrize("kind", [EntryKind.CHARACTER_DEVICE, EntryKind.BLOCK_DEVICE])
-def test_devices_are_left_out_and_counted(tmp_path: Path, kind: EntryKind) -> None:
-    writer = write(tmp_path / "root", Entry(path=b"null", kind=kind, device=os.makedev(1, 3)))
-    assert not (tmp_path / "root/null").exists()
-    assert any("device" in warning for warning in writer.warnings)
+DISK = Entry(
+    path=b"disk", kind=EntryKind.BLOCK_DEVICE, mode=0o640, uid=3, gid=6, mtime_s=7, device=os.makedev(8, 70_000)
+)
+
+
+@pytest.mark.root
+def test_devices_have_their_numbers_owners_modes_and_names(tmp_path: Path) -> None:
+    other = Entry(path=b"d/null", kind=EntryKind.CHARACTER_DEVICE, mode=0o4666, device=os.makedev(1, 3))
+    writer = write(tmp_path / "root", file(b"disk"), DISK, other, hard_link(b"again", b"disk"))
+    found, null = os.lstat(tmp_path / "root/disk"), os.lstat(tmp_path / "root/d/null")
+    assert (found.st_mode, found.st_rdev) == (stat.S_IFBLK | 0o640, os.makedev(8, 70_000))
+    assert (found.st_uid, found.st_gid, found.st_mtime, found.st_nlink) == (3, 6, 7, 2)
+    assert (null.st_mode, null.st_rdev) == (stat.S_IFCHR | 0o4666, os.makedev(1, 3))
+    assert writer.warnings == ()
+
+
+def test_devices_are_left_out_and_counted_with_all_their_names_without_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if os.geteuid() == 0:
+        monkeypatch.setattr(os, "mknod", refused)
+    names = hard_link(b"again", b"disk"), hard_link(b"and/again", b"again")
+    writer = write(tmp_path / "root", DISK, *names)
+    assert sorted(os.listdir(tmp_path / "root")) == ["and"]
+    assert writer.warnings == (
+        "1 x device nodes left out, since making them needs root",
+        "2 x further names of device nodes left out",
+    )
 
 
 def test_archive_cannot_make_a_whiteout_or_steer_overlayfs(tmp_path: Path) -> None:
@@ -114,11 +141,12 @@ def test_archive_cannot_make_a_whiteout_or_steer_overlayfs(tmp_path: Path) -> No
     writer = write(
         tmp_path / "root",
         Entry(path=b"gone", kind=EntryKind.CHARACTER_DEVICE),
+        hard_link(b"too", b"gone"),
         directory(b"d", xattrs=attributes),
     )
-    assert not (tmp_path / "root/gone").exists()
+    assert os.listdir(tmp_path / "root") == ["d"]
     assert os.listxattr(tmp_path / "root/d") == []
-    assert len(writer.warnings) == 4
+    assert len(writer.warnings) == 5
 
 
 @pytest.mark.root

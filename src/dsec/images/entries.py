@@ -51,6 +51,11 @@ class Entry:
     def is_device(self) -> bool:
         return self.kind in (EntryKind.CHARACTER_DEVICE, EntryKind.BLOCK_DEVICE)
 
+    @property
+    def hides_by_accident(self) -> bool:
+        """Whether overlayfs would take this for a whiteout although nobody said that it is one."""
+        return self.kind is EntryKind.CHARACTER_DEVICE and self.device == 0 and not self.is_whiteout
+
 
 def whiteout(path: bytes) -> Entry:
     """Return the entry by which overlayfs hides what lower layers have at `path`."""

@@ -6,8 +6,10 @@ the way is opened relative to its parent with ``O_NOFOLLOW``, which is `openat2`
 ``RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS`` for kernels and languages without it. Files are created with ``O_EXCL``.
 Hard links are made from such a directory to such a directory and can therefore only join entries of the tree.
 
-Owners need root; an ordinary user owns all that is written, which `warnings` reports. Device nodes are left out,
-since a sandbox has its own /dev and layers are mounted without devices: archives of whole systems hold some.
+Owners and device nodes need root; an ordinary user owns all that is written, and nodes are left out, which `warnings`
+reports. A node opens nothing wherever a layer or a sandbox's root is mounted (`dsec.runtimes.container.overlay`), and
+until then lies in a directory that root alone enters. One that overlayfs would take for a whiteout, a character device
+0:0, is left out unless an importer made it of what its format calls one.
 
 An entry with the path of an earlier one replaces it, as tar(1) does, unless that one is a directory with content.
 """
@@ -81,7 +83,7 @@ class TreeWriter:
     Args:
         root: the directory; it is made.
         limits: bounds.
-        keep_devices: make device nodes too. For trees that are already ours.
+        keep_devices: the tree is already ours: write whiteouts and all attributes as they are.
     """
 
     def __init__(self, root: Path, *, limits: ArchiveLimits = DEFAULT_LIMITS, keep_devices: bool = False) -> None:
@@ -97,6 +99,8 @@ class TreeWriter:
         self._bytes = 0
         self._entries = 0
         self._left_out: Counter[str] = Counter()
+        self._missing: set[bytes] = set()
+        """Paths of nodes that were left out: so are further names of them."""
 
     def __enter__(self) -> TreeWriter:
         self._root.mkdir(mode=0o755)
@@ -145,6 +149,12 @@ class TreeWriter:
         parent = self._open_parent(clean, path)
         return _kind_at(parent, clean.rpartition(b"/")[2])
 
+    def is_hidden(self, path: bytes) -> bool:
+        """Tell whether there is a whiteout at `path` now."""
+        clean = self.clean_path(path)
+        status = _status_at(self._open_parent(clean, path), clean.rpartition(b"/")[2])
+        return status is not None and stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
     def clean_path(self, path: bytes) -> bytes:
         """Return `path` without ``.`` components and doubled slashes.
 
@@ -186,8 +196,8 @@ class TreeWriter:
             raise _unsafe(path, f"the archive has more than {self._limits.entries} entries")
 
     def _write(self, path: bytes, entry: Entry, content: Iterable[bytes]) -> None:
-        if entry.is_device and not (self._keep_devices or entry.is_whiteout):
-            self._left_out["device nodes left out"] += 1
+        if entry.hides_by_accident and not self._keep_devices:
+            self._leave_out(path, "character devices 0:0 left out, which would hide what lower layers have")
             return
         if not path:
             if entry.kind is EntryKind.DIRECTORY:
@@ -209,7 +219,11 @@ class TreeWriter:
         if entry.kind is EntryKind.FILE:
             self._write_file(parent, name, entry, content)
         else:
-            self._make_special(parent, name, entry)
+            self._make_special(parent, name, path, entry)
+
+    def _leave_out(self, path: bytes, why: str) -> None:
+        self._left_out[why] += 1
+        self._missing.add(path)
 
     def _make_directory(self, parent: int, name: bytes, path: bytes, entry: Entry) -> None:
         if _kind_at(parent, name) is not EntryKind.DIRECTORY:
@@ -233,12 +247,17 @@ class TreeWriter:
         finally:
             os.close(fd)
 
-    def _make_special(self, parent: int, name: bytes, entry: Entry) -> None:
+    def _make_special(self, parent: int, name: bytes, path: bytes, entry: Entry) -> None:
         if entry.kind is EntryKind.SYMBOLIC_LINK:
             os.symlink(entry.link, name, dir_fd=parent)
         else:
-            kind = _NODE_TYPES[entry.kind]
-            os.mknod(name, kind | 0o600, entry.device, dir_fd=parent)
+            try:
+                os.mknod(name, _NODE_TYPES[entry.kind] | 0o600, entry.device, dir_fd=parent)
+            except PermissionError:
+                if not entry.is_device or entry.is_whiteout or self._keep_devices:
+                    raise
+                self._leave_out(path, "device nodes left out, since making them needs root")
+                return
         if self._privileged:
             os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
         if entry.kind is not EntryKind.SYMBOLIC_LINK:
@@ -254,8 +273,12 @@ class TreeWriter:
         try:
             source = self._open_parent(target, entry.path) if target else -1
             if _kind_at(source, link_name) in (None, EntryKind.DIRECTORY) if target else True:
+                if target in self._missing:
+                    self._leave_out(self.clean_path(entry.path), "further names of device nodes left out")
+                    return
                 raise _unsafe(entry.path, f"it is a hard link to {_show(entry.link)}, which the archive does not hold")
-            if os.stat(link_name, dir_fd=source, follow_symlinks=False).st_ino == _inode_at(link_fd, name):
+            present = _status_at(link_fd, name)
+            if present and present.st_ino == os.stat(link_name, dir_fd=source, follow_symlinks=False).st_ino:
                 return
             _make_room(link_fd, name, entry.path)
             os.link(link_name, name, src_dir_fd=source, dst_dir_fd=link_fd, follow_symlinks=False)
@@ -401,18 +424,16 @@ def _unsafe(path: bytes, reason: str) -> UnsafeArchiveError:
     )
 
 
+def _status_at(parent: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name or b".", dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
 def _kind_at(parent: int, name: bytes) -> EntryKind | None:
-    try:
-        return _KINDS[stat.S_IFMT(os.stat(name or b".", dir_fd=parent, follow_symlinks=False).st_mode)]
-    except FileNotFoundError:
-        return None
-
-
-def _inode_at(parent: int, name: bytes) -> int | None:
-    try:
-        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_ino
-    except FileNotFoundError:
-        return None
+    status = _status_at(parent, name)
+    return None if status is None else _KINDS[stat.S_IFMT(status.st_mode)]
 
 
 def _make_room(parent: int, name: bytes, shown: bytes) -> None:

@@ -23,6 +23,8 @@ _HEADER = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
 FILE_CAPABILITIES = 0b11111
 """CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID (capabilities(7)): what a sandbox's root
 has over its files, and nothing that it has not (such as exceeding quotas)."""
+ALL_BUT_DEVICES = 0xFFFF_FFFF & ~(1 << 27)
+"""The first 32 without CAP_MKNOD: whoever has these makes no device nodes, but whiteouts, which need no capability."""
 
 
 _CAP_SYS_ADMIN = 21

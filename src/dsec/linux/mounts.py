@@ -34,6 +34,8 @@ _FSCONFIG_SET_FLAG = 0
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
 _MOUNT_ATTR_IDMAP = 0x00100000
+MOUNT_ATTR_NODEV = 0x00000004
+"""Device nodes of this mount open nothing (mount_setattr(2))."""
 
 
 def mount(source: str, target: str | os.PathLike[str], kind: str, flags: int = 0, options: str = "") -> None:

@@ -61,9 +61,7 @@ class LayerWriter:
             self._writer.add(whiteout(path))
 
     def _add(self, entry: Entry, reader: TarReader) -> None:
-        was_hidden = (
-            entry.kind is EntryKind.DIRECTORY and self._writer.kind_of(entry.path) is EntryKind.CHARACTER_DEVICE
-        )
+        was_hidden = entry.kind is EntryKind.DIRECTORY and self._writer.is_hidden(entry.path)
         self._writer.add(entry, reader.content())
         if was_hidden:
             self._writer.add_xattrs(entry.path, self._opaque)

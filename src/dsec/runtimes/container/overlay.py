@@ -3,6 +3,12 @@
 See docs/container-backend.md. Two ways, the second only where the first is refused: layers as detached mounts that
 nobody sees, and, for kernels that do not take those as layers, layers attached below the bundle for the moment of
 mounting.
+
+An image may hold device nodes, of real numbers. Here they are names and nothing more: the overlay is mounted `nodev`
+(that its layers are does not help, since overlayfs opens a device under the flags of its own mount), and no guest can
+take that flag away, since its mount namespace belongs to a lesser user namespace (mount_namespaces(7)). Nor can it have
+overlayfs copy one into the writable layer, by a chmod for example, since that is done with the capabilities of whoever
+mounted, and CAP_MKNOD is none of them: what snapshots and migrations carry holds no devices, whatever images hold.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from pathlib import Path
 
 from dsec.base.errors import HostDiskFullError, RuntimeFailedError
 from dsec.linux import mounts
-from dsec.linux.identity import file_identity
+from dsec.linux.identity import ALL_BUT_DEVICES, file_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +92,9 @@ def _mount(request: OverlayRequest, layers: LayerPaths) -> None:
             ("volatile", None),
         ]
         # Overlayfs works with the identity of whoever mounts it, and host root has no id in these layers.
-        with file_identity(request.first_host_id, request.first_host_id, privileged=True):
-            overlay = mounts.new_mount("overlay", options)
+        root = request.first_host_id
+        with file_identity(root, root, privileged=True, capabilities=ALL_BUT_DEVICES):
+            overlay = mounts.new_mount("overlay", options, mounts.MOUNT_ATTR_NODEV)
         try:
             mounts.move_mount(overlay, request.target)
         finally:
@@ -98,7 +105,7 @@ def _mount_as_user(request: OverlayRequest) -> None:
     """Mount in a user namespace: overlayfs keeps its own attributes in ``user.``, since ``trusted.`` is the host's."""
     options: list[tuple[str, str | None]] = [("lowerdir+", str(path)) for path in reversed(request.layer_paths)]
     options += [("upperdir", str(request.upper)), ("workdir", str(request.work)), ("xino", "off"), ("userxattr", None)]
-    overlay = mounts.new_mount("overlay", options)
+    overlay = mounts.new_mount("overlay", options, mounts.MOUNT_ATTR_NODEV)
     try:
         mounts.move_mount(overlay, request.target)
     finally:
