@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
+import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
 from dsec.images.merge_plan import NEVER, MergeCandidate, MergeRule, plan_merges
 from dsec.images.merged import merged_tree
-from dsec.images.merging import merge_image
+from dsec.images.merging import merge_image, merge_layers
 from dsec.images.overlay_merge import has_vain_whiteouts, merge_trees
 from dsec.images.store import LocalImageStore
 from dsec.images.tree_writer import TreeWriter
@@ -279,3 +283,52 @@ class TestImports:
             imported(store, tmp_path, "mine", steps(*"abcdefg"))
         assert list((store.root / "layers").iterdir()) == []
         assert list((store.root / "diffs").iterdir()) == []
+
+
+_MERGER = """
+import sys
+from pathlib import Path
+from dsec.images.merge_plan import MergeRule
+from dsec.images.merging import merge_image
+from dsec.images.store import LocalImageStore
+from dsec.model.image import LayerFormat
+
+store = LocalImageStore(Path(sys.argv[1]), layer_format=LayerFormat(sys.argv[2]))
+print("open", flush=True)
+merge_image(store, "mine", rule=MergeRule(keep_layers=0, everything=True))
+print("merged", flush=True)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_killed_while_merging_the_image_is_the_old_one_or_the_new_and_nothing_else_is_left(
+    open_store: Callable[..., LocalImageStore], tmp_path: Path
+) -> None:
+    store = open_store()
+    trees = [tmp_path / name for name in "abc"]
+    for tree in trees:
+        tree.mkdir()
+        for number in range(400):
+            (tree / f"{tree.name}{number}").write_text("x" * number)
+    apart = [store.add_layer(tree) for tree in trees]
+    together = merge_layers(store, apart)
+    store.let_go([together])
+    kind = store.layer_format()[0].value
+    for seed in range(6):
+        store.add_image("mine", [store.add_layer(tree) for tree in trees], ImageConfig(), source="test")
+        command = [sys.executable, "-c", _MERGER, str(store.root), kind]
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "open\n"
+        # The moment of the kill is the input of this test: before, within and after what takes longest.
+        time.sleep(random.Random(seed).uniform(0.0, 0.6))
+        worker.kill()
+        worker.communicate()
+        found = [layer.digest for layer in store.get("mine").layers]
+        assert found in (apart, [together])
+        open_store().close()
+        left = {path.name for path in (store.root / "layers").iterdir()}
+        assert left == {digest.removeprefix("sha256:") for digest in found}
+        store.verify("mine")
+    assert [layer.digest for layer in merge_image(store, "mine", rule=ALL).image.layers] == [together]
