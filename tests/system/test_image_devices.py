@@ -31,9 +31,9 @@ for each in /d/* /tmp/bound/* /d2/*; do
 done
 true
 """
-ATTACK = f"""
+ATTACK = """
 chmod 666 /d/*; chown 1000 /d/random; touch -d @1 /d/disk; setfattr -n user.a -v b /d/kmsg
-mknod /tmp/made c 1 8; mknod /tmp/disk b {{major:d}} {{minor:d}}
+mknod /tmp/made c 1 8; mknod /tmp/disk b {major:d} {minor:d}
 cp -a /d /d2; mv /d/kmsg /d/moved; ln /d/random /tmp/linked
 mkdir -p /tmp/bound; mount --bind /d /tmp/bound; mount -o remount,dev /; mount -o remount,bind,dev /
 for each in /tmp/made /tmp/disk /tmp/linked; do head -c 1 $each && echo "opened $each"; done
