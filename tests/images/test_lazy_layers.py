@@ -238,10 +238,10 @@ def test_pages_that_a_program_has_mapped_stay_until_it_ends(open_server: Open, p
         with mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ) as mapped:
             assert mapped[:] == b"x" * 4096
             _, bad = opened.mounts.verify(manifest.id)
-            opened.mounts.evict(manifest.id, bad)
+            assert opened.mounts.evict(manifest.id, bad) == ("data/large-3",)
             assert mapped[:] == b"x" * 4096
             assert (root / "data/large-3").read_bytes()[:4096] == b"x" * 4096
-        opened.mounts.evict(manifest.id, bad)
+        assert opened.mounts.evict(manifest.id, bad) == ()
     assert (root / "data/large-3").read_bytes()[:4096] == good
 
 

@@ -18,9 +18,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dsec.linux import syscalls
+from dsec.linux.page_cache import cached_ranges, device_size, extents
 
 _BLKFLSBUF = 0x1261
 
@@ -44,6 +47,34 @@ def evict_tree(root: Path) -> None:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
                     evict_file(entry.path)
+
+
+def still_cached(root: Path, ranges: Sequence[range]) -> Iterator[str]:
+    """Yield the files of a tree of which something in some ranges of its device is cached, relative to the tree. After
+    an eviction these are the ones that programs have mapped, and those that were read again meanwhile.
+    """
+    for directory, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(os.lstat(path).st_mode) and _has_cached(path, ranges):
+                    yield os.path.relpath(path, root)
+
+
+def _has_cached(path: str, ranges: Sequence[range]) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size_bytes = device_size(descriptor)
+        wanted = [
+            range(logical + max(0, each.start - physical), logical + min(length, each.stop - physical))
+            for logical, physical, length in extents(descriptor)
+            for each in ranges
+            if each.start < physical + length and physical < each.stop
+        ]
+        cached = cached_ranges(descriptor, size_bytes) if wanted and size_bytes else ()
+        return any(each.start < there.stop and there.start < each.stop for there in cached for each in wanted)
+    finally:
+        os.close(descriptor)
 
 
 def evict_file(path: str | os.PathLike[str]) -> None:

@@ -135,12 +135,14 @@ class LayerDaemon:
         # By the part, so that no answer has to wait for a slow disk to be read from end to end.
         first, pieces = -1, 0
         bad: tuple[int, ...] = ()
+        mapped: tuple[str, ...] = ()
         while True:
             answer = self._ask(Verify(manifest=manifest_id, repair=repair, first=first, count=_VERIFIED_AT_ONCE))
             pieces, bad, first = pieces + answer.pieces, bad + answer.bad, first + _VERIFIED_AT_ONCE
+            mapped = tuple(dict.fromkeys((*mapped, *answer.mapped)))
             progress(first)
             if answer.done:
-                return msgspec.structs.replace(answer, pieces=pieces, bad=bad)
+                return msgspec.structs.replace(answer, pieces=pieces, bad=bad, mapped=mapped)
 
     def revive(self) -> None:
         """Start the daemon where layers are mounted and it was killed; while it lives this costs a look at its lock.

@@ -286,15 +286,16 @@ class _Door:
     def _verified(self, request: Verify) -> Answer:
         places = range(request.first, request.first + request.count)
         checked, bad = self._mounts.verify(request.manifest, places)
+        mapped: tuple[str, ...] = ()
         if bad:
             try:
                 if request.repair:
                     self._server.bring(request.manifest, bad)
                     self._server.flush()
             finally:
-                self._mounts.evict(request.manifest, bad)
+                mapped = self._mounts.evict(request.manifest, bad)
         is_all = places.stop >= len(self._server.layer(request.manifest).manifest.chunks)
-        return Answer(pieces=checked, bad=tuple(bad), done=is_all)
+        return Answer(pieces=checked, bad=tuple(bad), mapped=mapped, done=is_all)
 
     def _brought(self, request: Bring) -> Answer:
         file = Path(request.file) if request.file else None

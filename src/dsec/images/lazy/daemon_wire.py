@@ -154,6 +154,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         here_bytes: content bytes of a layer that are here; to `Prune`, of what was taken away.
         pieces: chunks, and metadata, that were read; to `Prune`, layers that were taken away.
         bad: numbers of those that were forgotten; -1 is the metadata.
+        mapped: files, some of those of which the kernel may still have what rotted, since programs have them mapped.
         mounted: names of the manifests of all mounted layers.
         fetched_bytes: content bytes that came from sources, since this server began.
         cached_bytes: content bytes of the cache.
@@ -170,6 +171,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     here_bytes: int = 0
     pieces: int = 0
     bad: tuple[int, ...] = ()
+    mapped: tuple[str, ...] = ()
     mounted: tuple[str, ...] = ()
     fetched_bytes: int = 0
     cached_bytes: int = 0

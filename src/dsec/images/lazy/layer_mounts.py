@@ -16,17 +16,22 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
+from dsec.images.lazy.cached_layer import METADATA
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.server import LayerServer
+from dsec.images.lazy.stored import CHUNK_BYTES
 from dsec.linux import loop, mounts, page_eviction
 
 _FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
 _RELEASE_S = 2.0
 """The kernel lets go of a device a moment after the last mount went, which on a busy host may be a long one. Where a
 mount namespace of somebody else has a copy of the mount it does so when that ends; nobody is to wait for it here."""
+_NAMED = 20
+"""Files that are named of those that are mapped."""
 _DAMAGED = (errno.EINVAL, errno.EUCLEAN, errno.EIO, errno.EOPNOTSUPP)
 
 
@@ -168,22 +173,28 @@ class LazyMounts:
                 loop.change_file(device, self._server.mount.target / manifest_id)
         return checked, bad
 
-    def evict(self, manifest_id: str, bad: Sequence[int]) -> None:
+    def evict(self, manifest_id: str, bad: Sequence[int]) -> tuple[str, ...]:
         """Make the kernel read a layer again of which something rotted, after `verify`. What programs have mapped stays
         until they end (`dsec.linux.page_eviction`). May wait for sources. Idempotent.
 
         Args:
             manifest_id: name of its manifest.
             bad: what rotted.
+
+        Returns:
+            Paths of files in the layer, some of those of which something that rotted may still be cached.
         """
         with self._lock:
             device = self._devices().get(manifest_id)
         if device is None:
-            return
+            return ()
+        root, layer = self._root / manifest_id, self._server.layer(manifest_id)
         page_eviction.evict_device(device)
-        page_eviction.evict_tree(self._root / manifest_id)
-        if self._server.layer(manifest_id).holds_metadata(bad):
+        page_eviction.evict_tree(root)
+        if layer.holds_metadata(bad):
             page_eviction.evict_inodes()
+        ranges = [range(place * CHUNK_BYTES, (place + 1) * CHUNK_BYTES) for place in bad if place != METADATA]
+        return tuple(islice(page_eviction.still_cached(root, ranges), _NAMED))
 
     def mounted(self) -> frozenset[str]:
         """Return the names of the manifests whose layers are mounted now."""

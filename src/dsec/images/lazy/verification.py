@@ -222,18 +222,27 @@ class _ImageCheck:
         if not answer.bad:
             return subject.good(f"{answer.pieces} pieces here, hashes matched", node=node, suffix=suffix)
         detail = f"{len(answer.bad)} of {answer.pieces} pieces do not verify: {_numbers(answer.bad)}"
+        disk = f"{_in_use(answer.mapped)}Check this node's disk"
         if not repair:
-            advice = "they are fetched again when they are read; --repair does it now. Check this node's disk"
+            advice = f"they are fetched again when they are read; --repair does it now. {disk}"
             return subject.bad(detail, node=node, suffix=suffix, advice=advice)
         return Finding(
             part=f"{subject.part}{suffix}",
             ok=True,
             detail=f"{detail}; they were fetched again",
-            advice="Check this node's disk",
+            advice=disk,
             node=node,
             layer=subject.digest,
             repaired=True,
         )
+
+
+def _in_use(mapped: tuple[str, ...]) -> str:
+    """Return what to do about damaged pages that the kernel keeps for programs that run."""
+    if not mapped:
+        return ""
+    shown = ", ".join(mapped[:5]) + (", ..." if len(mapped) > 5 else "")
+    return f"Programs run with what was damaged of {shown}: end the sandboxes of this image. "
 
 
 def _numbers(bad: tuple[int, ...]) -> str:
