@@ -13,18 +13,16 @@ from pathlib import Path
 import anyio.to_thread
 import msgspec
 
-from dsec.base.errors import DsecError, StateCorruptedError, StateLockedError
-from dsec.images.layers import read_record
+from dsec.base.errors import DsecError, StateLockedError
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.client import LAZY, LayerDaemon
-from dsec.images.lazy.collection.holder import holder_of
+from dsec.images.lazy.collection.holder import holder_of, stored_lazily
 from dsec.images.lazy.collection.roots import pin, unpin
 from dsec.images.lazy.origins import REGISTRY_SCHEME
 from dsec.images.lazy.pulled import forget_others
 from dsec.images.lazy.whole import PULLS, WITHOUT_BOUND
 from dsec.images.registry.downloads import DOWNLOADS, Downloads
 from dsec.images.store import LocalImageStore
-from dsec.model.image import LayerFormat
 from dsec.model.value import Value
 from dsec.stores.opening import open_store
 
@@ -60,26 +58,13 @@ async def collect_local(
         store_url: the object store of layers that name no origin.
         dry_run: only say what would be taken from the cache.
     """
-    needed = await anyio.to_thread.run_sync(_lazy_layers, images)
+    needed = await anyio.to_thread.run_sync(stored_lazily, images.root)
     if not dry_run:
         known = frozenset(image.image_id for image in await anyio.to_thread.run_sync(images.list))
         await anyio.to_thread.run_sync(forget_others, images.root, known)
     layers, freed_bytes = await anyio.to_thread.run_sync(lambda: _prune(images, daemon, needed, dry_run=dry_run))
     report = LocalCollectionReport(cached_layers=layers, freed_bytes=freed_bytes, is_dry_run=dry_run)
     return report if dry_run else await _pins(images, needed, store_url, report)
-
-
-def _lazy_layers(images: LocalImageStore) -> dict[str, tuple[str, ...]]:
-    """Return the origins of all layers that are stored by their manifests, by the names of those."""
-    found: dict[str, tuple[str, ...]] = {}
-    for path in (images.root / "layers").iterdir():
-        try:
-            record = read_record(path)
-        except StateCorruptedError:
-            continue  # Collected just now, or damaged: what is cached of it is fetched again.
-        if record.format is LayerFormat.LAZY:
-            found[record.manifest] = record.origins
-    return found
 
 
 def _prune(

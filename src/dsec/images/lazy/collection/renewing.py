@@ -1,4 +1,5 @@
-"""Renew the pins of layers that are mounted, for as long as whoever serves them lives (docs/formats/layer-store.md)."""
+"""Renew the pins of what this host has of layers, for as long as whoever serves them lives
+(docs/formats/layer-store.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import anyio
 
 from dsec.base.errors import DsecError
-from dsec.images.lazy.collection.holder import holder_of
+from dsec.images.lazy.collection.holder import holder_of, stored_lazily
 from dsec.images.lazy.collection.objects import PIN_S
 from dsec.images.lazy.collection.roots import pin
 from dsec.images.lazy.origins import REGISTRY_SCHEME
@@ -21,7 +22,7 @@ _EVERY_S = PIN_S / 28
 _AGAIN_S = 600.0
 
 Held = Callable[[], Mapping[str, Sequence[str]]]
-"""Returns the origins of each layer that is held, by the name of its manifest."""
+"""Returns the origins of each layer that is mounted, by the name of its manifest."""
 
 
 def renew_pins(images: Path, held: Held) -> None:
@@ -29,7 +30,7 @@ def renew_pins(images: Path, held: Held) -> None:
 
     Args:
         images: directory of the image store, which has this host's name.
-        held: what is held now.
+        held: what is mounted now, whether or not it is stored still.
     """
     threading.Thread(target=_renew_forever, args=(images, held), name="pins", daemon=True).start()
 
@@ -40,7 +41,7 @@ def _renew_forever(images: Path, held: Held) -> None:
     while not never.wait(wait_s):
         wait_s = _EVERY_S
         with contextlib.suppress(OSError):  # Out of space, descriptors or memory at the moment: the next time.
-            if not renew(images, held()):
+            if not renew(images, stored_lazily(images) | dict(held())):
                 wait_s = _AGAIN_S
 
 
