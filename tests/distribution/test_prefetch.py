@@ -86,6 +86,12 @@ def test_nothing_is_begun_while_a_read_waits() -> None:
     assert isinstance(run.next(), Start)
 
 
+def test_who_wants_nothing_is_done() -> None:
+    run = Run()
+    run.prefetcher.begin("box", [[], []])
+    assert run.prefetcher.progress("box").is_over
+
+
 def test_what_is_here_is_passed_over() -> None:
     run = Run()
     run.here.update(_pieces("a", 0, 2))

@@ -191,6 +191,21 @@ def test_marks_outlive_their_process(tmp_path: Path, published: Published) -> No
     fresh.close()
 
 
+def test_marks_of_so_many_layers_are_kept(
+    tmp_path: Path, published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsec.images.lazy.touches.MAXIMUM_FILES", 3)
+    for number in range(5):
+        path = tmp_path / f"{number:064x}.marks"
+        path.write_bytes(b"")
+        os.utime(path, (number, number))
+    touches = Touches(tmp_path)
+    touches.of(published.manifest).read([1])
+    left = sorted(path.stem for path in tmp_path.iterdir())
+    assert left == sorted([f"{3:064x}", f"{4:064x}", published.manifest.id])
+    touches.close()
+
+
 def test_a_read_comes_before_what_nobody_asked_for(open_server: Open, published: Published) -> None:
     source = GatedSource(published.source(), published.manifest)
     source.held = {9}

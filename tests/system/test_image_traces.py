@@ -265,6 +265,9 @@ async def test_an_image_is_brought_by_hand(state_dir: Path) -> None:
         assert wanted == here == len(trace.chunks())
         with pytest.raises(InvalidRequestError, match="perl"):
             await anyio.to_thread.run_sync(brought, "ruby")
+        elsewhere = tuple(msgspec.structs.replace(layer, manifest="ab" * 32) for layer in trace.layers)
+        TraceShelf(images.root).put(msgspec.structs.replace(trace, layers=elsewhere))
+        assert await anyio.to_thread.run_sync(brought, "perl") == (0, 0), "what is about other files brings nothing"
         wanted, here = await anyio.to_thread.run_sync(lambda: brought(everything=True))
         assert wanted == here
         use = await anyio.to_thread.run_sync(_use, state_dir)

@@ -73,7 +73,8 @@ def bring(images: LocalImageStore, daemon: LayerDaemon, order: PrefetchOrder) ->
                 time.sleep(_LOOK_S)
                 latest = daemon.prefetch_progress(owner)
                 if latest.is_over and not latest.wanted:
-                    latest = daemon.prefetch(request)  # The daemon's server was killed, and knows of nothing.
+                    # The daemon's server was killed, and knows of nothing. Where its layer is gone, nothing is wanted.
+                    latest = daemon.prefetch(request)
                 progress = latest
                 show(progress)
     except BaseException:

@@ -147,7 +147,8 @@ class Prefetcher:
             pieces = deque(piece for piece in step if _key(piece) not in seen)
             seen.update(map(_key, pieces))
             window.append(pieces)
-        progress = PrefetchProgress(wanted=sum(map(len, window)), is_over=False)
+        wanted = sum(map(len, window))
+        progress = PrefetchProgress(wanted=wanted, is_over=not wanted)
         self._plans[owner] = _Plan(steps=window, is_limited=is_limited, progress=progress)
 
     def _make_room(self) -> None:
