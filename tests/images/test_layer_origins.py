@@ -15,7 +15,7 @@ from dsec.base.errors import CapabilityMissingError, InvalidRequestError, Object
 from dsec.images import erofs
 from dsec.images.layers import LayerRecord
 from dsec.images.lazy import origins as origins_module
-from dsec.images.lazy.client import LayerDaemon, end_daemon
+from dsec.images.lazy.client import LayerDaemon, end_daemon, looked_after
 from dsec.images.lazy.conversion import LayerFile, manifest_key, publish
 from dsec.images.lazy.daemon_options import DaemonOptions, read_options
 from dsec.images.lazy.origins import Origins, open_origin
@@ -121,6 +121,19 @@ def test_a_daemon_that_was_started_with_other_options_takes_ours_and_no_read_fai
     assert read_options(root) == ours
     daemon.configure()
     assert daemon.status().pid == second.pid
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_node_gives_its_options_to_a_daemon_that_a_command_started(root: Path, places: tuple[Place, Place]) -> None:
+    one, _ = places
+    ours = DaemonOptions(store_url=one.url, idle_s=30)
+    with looked_after(LayerDaemon(root, ours), interval_s=0.05):
+        command = LayerDaemon(root, DaemonOptions(store_url=one.url))
+        path = command.mount(one.manifest)
+        while read_options(root) != ours:
+            time.sleep(0.01)
+        assert (path / "large").read_bytes() == one.content
 
 
 def test_the_place_that_a_layer_was_pulled_from_last_is_asked_first_and_the_oldest_forgotten() -> None:

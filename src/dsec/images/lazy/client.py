@@ -327,13 +327,18 @@ def looked_after(lazy: LazyLayers, is_expected: Callable[[], bool] = _never, int
         interval_s: how often it is looked at.
     """
     ended = threading.Event()
-    if isinstance(lazy, LayerDaemon):
-        with contextlib.suppress(NodeUnavailableError):  # It does not answer: whoever needs a layer is told.
-            lazy.configure()
+
+    def configure() -> None:
+        if isinstance(lazy, LayerDaemon):
+            with contextlib.suppress(NodeUnavailableError):  # It does not answer: whoever needs a layer is told.
+                lazy.configure()
+
+    configure()
 
     def look() -> None:
         while not ended.wait(interval_s):
             with contextlib.suppress(OSError):  # Out of descriptors or memory at the moment: it looks again.
+                configure()  # A command may have started it meanwhile, which does not know what this node is set to.
                 lazy.revive()
                 if isinstance(lazy, LayerDaemon) and is_expected():
                     lazy.stay()
