@@ -153,7 +153,7 @@ BENCHMARKS = (
     Benchmark(
         "peers",
         "dsec.bench.peers:bench_peers",
-        "Bring an image to 500 simulated nodes, and a layer to 8 real ones, by peers; beside taking all from the store.",
+        "Bring an image to 500 simulated nodes, a layer to 8 real ones, by peers; beside taking all from the store.",
         samples=3,
         counts="simulated nodes",
         pure=True,
