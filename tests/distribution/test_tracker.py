@@ -178,6 +178,24 @@ def test_a_chunk_that_two_layers_have_goes_with_the_last(swarm: Swarm) -> None:
         assert bool(swarm.ask("b").peers) == there
 
 
+def test_what_is_asked_for_ahead_is_told_of_holders_only_and_nobody_waits_for_it(swarm: Swarm) -> None:
+    swarm.join("a", has=(1, 2))
+    swarm.join("b", "c")
+    assert swarm.ask("c", 3).origin
+    lookup = Lookup(node="b", layer=LAYER, chunks=(name_of(1),), ahead=(name_of(2), name_of(3), name_of(4)))
+    reply = swarm.tracker.look_up(lookup, swarm.now_s)
+    assert [(answer.chunk, answer.peers[0].node) for answer in reply.ahead] == [(name_of(2), "a")]
+    assert swarm.ask("c", 4).origin
+    assert {peer.node for peer in swarm.ask("c", 2).peers} == {"a"}
+
+
+def test_the_more_nodes_there_are_the_longer_they_gather_news(swarm: Swarm) -> None:
+    swarm.join("a")
+    few_s = swarm.announce("a").news_s
+    swarm.join(*(f"n{number}" for number in range(99)))
+    assert swarm.announce("a").news_s == pytest.approx(100 * few_s)
+
+
 def test_a_lost_announcement_is_noticed_and_everything_is_told_again(swarm: Swarm) -> None:
     swarm.join("a", "b")
     member = swarm.members["a"]

@@ -134,6 +134,7 @@ class Fleet:
         self.good, self.evil = listener(), listener()
         self.behaviour = behaviour
         self.evil_requests = 0
+        self.lookups = 0
         for node, socket_, bandwidth in ((GOOD, self.good, 1), (EVIL, self.evil, 10**9), (TAKER, None, 1)):
             self.announce(node, socket_, bandwidth)
 
@@ -172,6 +173,7 @@ class Fleet:
     # The tracker, as `Peers` asks it.
 
     async def look_up(self, lookup: Lookup) -> LookupReply:
+        self.lookups += 1
         return self.tracker.look_up(lookup, time.monotonic())
 
     async def report(self, report: FailureReport) -> None:
@@ -250,6 +252,19 @@ async def test_one_that_gives_wrong_bytes_is_left_alone_after_a_few(tmp_path: Pa
         assert not any(peer.node == EVIL for peer in fleet.tracker.look_up(
             Lookup(node=TAKER, layer=LAYER, chunks=(fleet.refs[0].id,)), time.monotonic()
         ).answers[0].peers)  # fmt: skip
+
+
+@pytest.mark.parametrize("behaviour", [wrong_bytes, no_http, more_than_was_asked], ids=lambda each: each.__name__)
+async def test_what_is_fetched_in_a_known_order_is_asked_for_many_at_a_time(
+    tmp_path: Path, behaviour: Behaviour
+) -> None:
+    fleet = Fleet(tmp_path, behaviour, 64)
+    async with opened(fleet) as peers:
+        peers.plan([ref.id for ref in fleet.refs])
+        await take_all(fleet, peers)
+        # Each failure is a question of its own.
+        assert fleet.lookups <= 16 + sum(peers.counts.failures.values())
+        assert fleet.origin.asked < len(fleet.refs) // 2
 
 
 def lie(*peers: Candidate, origin: bool = False, wait_s: float = 0.0) -> Callable[[str], tuple[Answer, ...]]:

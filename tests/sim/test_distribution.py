@@ -85,7 +85,7 @@ def test_bad_peers_are_found_and_accusers_of_many_are_not_believed() -> None:
     assert bad["block_quarantined"] > 0
     assert bad["peer_quarantined"] > 0
     assert bad["reporter_distrusted"] == 0
-    lying = result_of(nodes=30, troubles=Troubles(lying_share=0.1)).counts
+    lying = result_of(nodes=30, image_bytes=256 * MIB, troubles=Troubles(lying_share=0.1)).counts
     assert lying["reporter_distrusted"] > 0
 
 

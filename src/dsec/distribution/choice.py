@@ -91,10 +91,11 @@ def rank(
 def has_room(offer: Offer[_Peer], policy: ChoicePolicy = ChoicePolicy(), usual_sent: float = math.inf) -> bool:
     """Say whether a peer has the chunk, a slot for it, and not sent too much: nobody need wait for another one then."""
     has_slot = not offer.depth and offer.transfers < offer.slots
-    return has_slot and not _is_overused(offer, policy.fair_share * usual_sent)
+    return has_slot and not is_overused(offer, policy.fair_share * usual_sent)
 
 
-def _is_overused(offer: Offer[_Peer], fair: float) -> bool:
+def is_overused(offer: Offer[_Peer], fair: float) -> bool:
+    """Say whether a peer was sent to more often than is fair."""
     # The slots are what chance may do in the first moments, when the mean is hardly anything.
     return offer.sent_to > fair + offer.slots
 
@@ -102,6 +103,6 @@ def _is_overused(offer: Offer[_Peer], fair: float) -> bool:
 def _class_of(offer: Offer[_Peer], fair: float) -> int:
     if offer.transfers >= offer.slots and not offer.depth:
         return 4
-    if _is_overused(offer, fair):
+    if is_overused(offer, fair):
         return 3
     return 2 if offer.depth else 1

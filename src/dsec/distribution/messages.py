@@ -76,11 +76,13 @@ class Acknowledgement(Value, frozen=True):
     Attributes:
         resend: whether the next one must be full: something before this one never arrived.
         lease_s: what was announced is forgotten after this, unless another announcement comes.
+        news_s: what is new next is to wait so long for more of it: the more nodes there are, the longer.
         unlisted: chunks that there was no room to remember; nobody will ask for them.
     """
 
     resend: bool = False
     lease_s: float = 0.0
+    news_s: float = 0.0
     unlisted: int = 0
 
 
@@ -115,12 +117,15 @@ class Lookup(Value, frozen=True):
         node: who asks.
         layer: name of the manifest that the chunks are of; nodes that have all of it have them.
         chunks: names.
+        ahead: names of chunks of the layer that are going to be fetched soon. A message costs the tracker ten times as
+            much as a chunk in it, so that asking for each by itself would make it the slowest of all.
         failures: what happened since the last lookup or report; whom they name is not proposed for that chunk again.
     """
 
     node: NodeName
     layer: Name
     chunks: Annotated[tuple[Name, ...], Meta(max_length=MAXIMUM_CHUNKS_A_LOOKUP)]
+    ahead: Annotated[tuple[Name, ...], Meta(max_length=MAXIMUM_CHUNKS_A_LOOKUP)] = ()
     failures: Annotated[tuple[Failure, ...], Meta(max_length=MAXIMUM_FAILURES)] = ()
 
 
@@ -166,10 +171,13 @@ class LookupReply(Value, frozen=True):
 
     Attributes:
         answers: one for each chunk, in the order of the question.
+        ahead: those of the chunks asked for ahead that somebody has, and whom to ask. Of the others nothing is said:
+            they are asked for again when they are fetched.
         resend: whether the tracker does not know the node, which is to announce itself in full.
     """
 
     answers: tuple[Answer, ...]
+    ahead: tuple[Answer, ...] = ()
     resend: bool = False
 
 

@@ -81,6 +81,8 @@ class TrackerPolicy(Value, frozen=True):
     Attributes:
         choice, suspicion: see there.
         lease_s: a node that says nothing for so long is forgotten. Three announcements of 5 s.
+        news_s: how long nodes gather what is new, for each node that there is: announcements then take about as much of
+            the tracker's time as a fixed share, however many nodes there are. 0.5 s for 500.
         flight_s: so long is a node believed to be fetching a chunk that it was told where to get.
         grants: how many fetch one chunk from the origin at a time.
         extra_grants: how many more do when a node cannot take it from any of those, or they take too long.
@@ -97,6 +99,7 @@ class TrackerPolicy(Value, frozen=True):
     choice: ChoicePolicy = ChoicePolicy()
     suspicion: SuspicionPolicy = SuspicionPolicy()
     lease_s: Seconds = 15.0
+    news_s: Seconds = 0.001
     flight_s: Seconds = 10.0
     grants: Number = 1
     extra_grants: Annotated[int, Meta(ge=0)] = 3

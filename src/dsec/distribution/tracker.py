@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dsec.distribution.choice import Offer, has_room, rank
+from dsec.distribution.choice import Offer, has_room, is_overused, rank
 from dsec.distribution.flights import Flight, Flights
 from dsec.distribution.holdings import Holdings
 from dsec.distribution.messages import (
@@ -183,13 +183,13 @@ class Tracker:
         known = node is not None and node.life == announcement.life
         if node is not None and known and announcement.sequence <= node.sequence:
             self._renew(node, announcement, now_s)
-            return Acknowledgement(lease_s=self.policy.lease_s)
+            return self._acknowledge()
         follows = node is not None and known and announcement.sequence == node.sequence + 1
         if not announcement.full and not follows:
             # A delta to something that is not known here. Who it is not known from has no lease either.
-            return Acknowledgement(resend=True, lease_s=self.policy.lease_s)
+            return self._acknowledge(resend=True)
         if node is None and len(self._nodes) >= self.policy.nodes:
-            return Acknowledgement(resend=True, lease_s=self.policy.lease_s)
+            return self._acknowledge(resend=True)
         if node is None or not known:
             if node is not None:
                 self._drop(node)
@@ -200,7 +200,7 @@ class Tracker:
             self._holdings.forget(node.name)
         self._renew(node, announcement, now_s)
         node.sequence = announcement.sequence
-        return Acknowledgement(lease_s=self.policy.lease_s, unlisted=self._apply(node, announcement, now_s))
+        return self._acknowledge(unlisted=self._apply(node, announcement, now_s))
 
     def withdraw(self, node: str) -> None:
         """Forget a node that says that it goes; what it is suspected of stays."""
@@ -233,7 +233,8 @@ class Tracker:
             )
             for chunk in lookup.chunks
         ]
-        return LookupReply(answers=tuple(answers), resend=asker is None)
+        ahead = [self._answer_ahead(_Question(lookup.node, lookup.layer, chunk), now_s) for chunk in lookup.ahead]
+        return LookupReply(answers=tuple(answers), ahead=tuple(filter(None, ahead)), resend=asker is None)
 
     # What its shell asks.
 
@@ -294,6 +295,14 @@ class Tracker:
         node.bandwidth_bytes_per_s = min(announcement.upload_bytes_per_s, self.policy.bandwidth_most_bytes_per_s)
         node.slots, node.uploads = announcement.upload_slots, announcement.uploads
 
+    def _acknowledge(self, *, resend: bool = False, unlisted: int = 0) -> Acknowledgement:
+        return Acknowledgement(
+            resend=resend,
+            lease_s=self.policy.lease_s,
+            news_s=self.policy.news_s * len(self._nodes),
+            unlisted=unlisted,
+        )
+
     def _apply(self, node: _Node, announcement: Announcement, now_s: float) -> int:
         unlisted = 0
         for change in announcement.changes:
@@ -315,7 +324,7 @@ class Tracker:
         self._close(flight)
 
     def _close(self, flight: Flight) -> None:
-        self._remember(flight)
+        self._remember(flight.node, flight.chunk, flight.proposed)
         self._flights.end(flight)
 
     def _drop(self, node: _Node) -> None:
@@ -340,10 +349,10 @@ class Tracker:
         before = self._proposals.get((node, chunk), frozenset())
         return before if flight is None else before | flight.proposed
 
-    def _remember(self, flight: Flight) -> None:
+    def _remember(self, node: str, chunk: str, proposed: frozenset[str]) -> None:
         """Keep whom a node was told to ask, for accusations that come after the chunk did."""
-        if flight.proposed:
-            self._proposals[(flight.node, flight.chunk)] = flight.proposed
+        if proposed:
+            self._proposals[(node, chunk)] = proposed
             while len(self._proposals) > _REMEMBERED_PROPOSALS:
                 del self._proposals[next(iter(self._proposals))]
 
@@ -354,7 +363,7 @@ class Tracker:
         if self._flights.of_node(question.node) >= self.policy.flights_a_node:
             return self._tell_to_wait(question)
         offers = self._offers(question, now_s)
-        usable = [offer for offer in offers if offer.transfers < offer.slots + self.policy.waiting]
+        usable = self._not_full(offers)
         ranked = rank(usable, self.policy.choice, self._bits, self._usual_sent(now_s))
         if ranked:
             # Who waits for one that is fetching is given nobody to fall back on: two could come to wait for each other,
@@ -376,6 +385,23 @@ class Tracker:
             return self._send_to_origin(question, asker, now_s)
         return self._tell_to_wait(question)
 
+    def _answer_ahead(self, question: _Question, now_s: float) -> Answer | None:
+        """Say who has a chunk that is going to be fetched soon.
+
+        Nobody is told to wait for it at who asks, and it loads nobody yet; it counts in what is fair.
+        """
+        choice = self.policy.choice
+        usual_sent = self._usual_sent(now_s)
+        fair = choice.fair_share * usual_sent
+        offers = self._not_full(self._holding(question, choice.sampled, now_s))
+        usable = [offer for offer in offers if not is_overused(offer, fair)]
+        if not usable:
+            return None
+        ranked = rank(usable, choice, self._bits, usual_sent)[: choice.candidates]
+        self._note_sent(ranked[0].peer, now_s)
+        self._remember(question.node, question.chunk, frozenset(offer.peer.name for offer in ranked))
+        return _named(question.chunk, ranked)
+
     def _with_history(self, question: _Question) -> _Question:
         """End the node's former flight for the chunk, and keep in mind whom it asked in vain."""
         flight = self._flights.of(question.chunk, question.node)
@@ -393,18 +419,21 @@ class Tracker:
         return self._drawn(question, _SCANNED, now_s)
 
     def _drawn(self, question: _Question, count: int, now_s: float) -> list[Offer[_Node]]:
-        offers = []
-        names = set()
-        roomy = False
+        offers = self._holding(question, count, now_s)
         usual_sent = self._usual_sent(now_s)
-        for name in self._holdings.draw(question.layer, question.chunk, count, self._bits):
-            node = self._usable(question, name, now_s)
-            if node is not None:
-                names.add(name)
-                offer = self._offer(node, 0, 0.0, now_s)
-                roomy = roomy or has_room(offer, self.policy.choice, usual_sent)
-                offers.append(offer)
-        return offers if roomy else offers + self._drawn_pending(question, count, names, now_s)
+        if any(has_room(offer, self.policy.choice, usual_sent) for offer in offers):
+            return offers
+        names = {offer.peer.name for offer in offers}
+        return offers + self._drawn_pending(question, count, names, now_s)
+
+    def _holding(self, question: _Question, count: int, now_s: float) -> list[Offer[_Node]]:
+        """Return offers of those who have the chunk."""
+        drawn = self._holdings.draw(question.layer, question.chunk, count, self._bits)
+        found = (self._usable(question, name, now_s) for name in drawn)
+        return [self._offer(node, 0, 0.0, now_s) for node in found if node is not None]
+
+    def _not_full(self, offers: Sequence[Offer[_Node]]) -> list[Offer[_Node]]:
+        return [offer for offer in offers if offer.transfers < offer.slots + self.policy.waiting]
 
     def _drawn_pending(self, question: _Question, count: int, names: set[str], now_s: float) -> list[Offer[_Node]]:
         """Return offers of those who are fetching the chunk. Who is followed itself must not follow its followers."""
@@ -448,17 +477,14 @@ class Tracker:
     def _send_to_peers(
         self, question: _Question, asker: _Node | None, ranked: Sequence[Offer[_Node]], now_s: float
     ) -> Answer:
-        first = ranked[0]
-        first.peer.note_sent(now_s)
-        self._sent.note_sent(now_s)
+        self._note_sent(ranked[0].peer, now_s)
         self._begin(question, asker, now_s, ranked)
+        return _named(question.chunk, ranked)
+
+    def _note_sent(self, node: _Node, now_s: float) -> None:
+        node.note_sent(now_s)
+        self._sent.note_sent(now_s)
         self._to_peers += 1
-        return Answer(
-            chunk=question.chunk,
-            peers=tuple(
-                Candidate(node=offer.peer.name, address=offer.peer.address, pending=offer.depth > 0) for offer in ranked
-            ),
-        )
 
     def _send_to_origin(self, question: _Question, asker: _Node | None, now_s: float) -> Answer:
         self._begin(question, asker, now_s, ())
@@ -505,5 +531,10 @@ class _Question:
     node: str
     layer: str
     chunk: str
-    avoided: frozenset[str]
-    busy: frozenset[str]
+    avoided: frozenset[str] = frozenset()
+    busy: frozenset[str] = frozenset()
+
+
+def _named(chunk: str, ranked: Sequence[Offer[_Node]]) -> Answer:
+    peers = (Candidate(node=each.peer.name, address=each.peer.address, pending=each.depth > 0) for each in ranked)
+    return Answer(chunk=chunk, peers=tuple(peers))

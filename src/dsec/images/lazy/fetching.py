@@ -155,9 +155,13 @@ class Fetcher:
         return await anyio.to_thread.run_sync(_assembled, layer, start, length, contents)
 
     def order(self, layer: CachedLayer) -> Sequence[int]:
-        """Return the numbers of a layer's chunks, in the order in which to bring them when all are wanted."""
+        """Return the numbers of the chunks that a layer lacks, in the order in which to bring all of them."""
         neighbours = self.neighbours
-        return range(len(layer.manifest.chunks)) if neighbours is None else neighbours.order(layer.manifest.chunks)
+        chunks = layer.manifest.chunks
+        missing = [position for position in range(len(chunks)) if not layer.has(position)]
+        if neighbours is None:
+            return missing
+        return [missing[number] for number in neighbours.order([chunks[position] for position in missing])]
 
     async def bring(self, layer: CachedLayer, positions: Sequence[int]) -> None:
         """Fetch those of the chunks, or `METADATA`, that are missing, and have them on the disk. Raises as `read`."""

@@ -17,6 +17,8 @@ class Measures:
         self.peer_bytes = 0
         self.granted = 0
         self.given_up = 0
+        self.unanswered = 0
+        self.tracker_busy_s = 0.0
         self.failures = dict.fromkeys(FailureKind, 0)
         self.verdicts = dict.fromkeys(VerdictKind, 0)
         self._ready: list[float] = []
@@ -50,6 +52,8 @@ class Measures:
             "sent_most_of_mean": most / mean if mean else 0.0,
             "granted": self.granted,
             "given_up": self.given_up,
+            "unanswered": self.unanswered,
+            "tracker_busy_s": self.tracker_busy_s,
             **{f"failures_{kind.value}": count for kind, count in self.failures.items()},
             **{kind.value: count for kind, count in self.verdicts.items()},
         }

@@ -13,17 +13,30 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
 from dsec.distribution.announcer import COMPLETE, Announcer, Held
-from dsec.distribution.messages import Answer, Failure, FailureKind, Lookup, Report
+from dsec.distribution.messages import (
+    Acknowledgement,
+    Announcement,
+    Answer,
+    Candidate,
+    Failure,
+    FailureKind,
+    Lookup,
+    LookupReply,
+    Report,
+)
 from dsec.distribution.order import spread
 from dsec.distribution.tracker import Tracker
 from dsec.distribution.uploads import Refused, Stage, Uploads
 from dsec.placement.trust import smoothed
 from dsec.sim.calendar import Calendar, without_garbage_collection
 from dsec.sim.distribution.measures import Measures
-from dsec.sim.distribution.node import Nature, SimNode, Transfer
+from dsec.sim.distribution.node import Nature, Question, SimNode, Transfer
 from dsec.sim.distribution.scenario import DistributionScenario
 from dsec.sim.distributions import Streams
 from dsec.sim.fleet.links import Link
@@ -33,6 +46,18 @@ _LAYER = "f" * 64
 _TICK_S = 1.0
 _LIVES = "one"
 _REPORTED_CHUNKS = 1000
+_NEIGHBOURS = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A lookup that is under way."""
+
+    node: SimNode
+    questions: list[Question]
+    ahead: tuple[int, ...]
+    sent_s: float
+    over: bool = False
 
 
 class DistributionModel:
@@ -55,6 +80,7 @@ class DistributionModel:
         self.nodes = [self._node(number) for number in range(scenario.nodes)]
         self._by_name = {node.name: node for node in [*self._seeds(), *self.nodes]}
         self._left = scenario.nodes
+        self._mail: deque[tuple[Callable[[float, Any], int], object]] = deque()
         self._progress: Callable[[float], None] | None = None
         self._expected = scenario.nodes * (scenario.chunks if scenario.all else scenario.first)
         self._here = 0
@@ -175,8 +201,16 @@ class DistributionModel:
                 node.under_way[chunk] = None
                 self._from_origin(now_s, node, chunk)
             else:
-                node.under_way[chunk] = Acquisition(self._names[chunk], self._scenario.acquisition, now_s, node.usual_s)
+                node.under_way[chunk] = self._acquisition(now_s, node, chunk)
                 self._step(now_s, (node, chunk))
+
+    def _acquisition(self, now_s: float, node: SimNode, chunk: int) -> Acquisition:
+        """Begin with whom the tracker named ahead, if it did so lately."""
+        acquisition = Acquisition(self._names[chunk], self._scenario.acquisition, now_s, node.usual_s)
+        told_s, answer = node.ahead.pop(chunk, (0.0, None))
+        if answer is not None and now_s - told_s < self._scenario.ahead_s:
+            acquisition.answered(answer)
+        return acquisition
 
     def _step(self, now_s: float, what: tuple[SimNode, int]) -> None:
         """Do what the acquisition of a chunk says."""
@@ -186,14 +220,7 @@ class DistributionModel:
             return
         step = acquisition.next(now_s)
         if isinstance(step, LookUp):
-            # The question arrives after half a round trip; the state of the tracker hardly changes in that time.
-            lookup = Lookup(node=node.name, layer=_LAYER, chunks=(acquisition.chunk,), failures=step.failures)
-            reply = self.tracker.look_up(lookup, now_s)
-            if reply.resend:
-                node.announcer.restate()
-                self._announce_soon(now_s, node)
-            self._note_verdicts()
-            self.calendar.at(now_s + self._scenario.round_trip_s, self._answered, (node, chunk, reply.answers[0]))
+            self._ask_tracker(now_s, node, chunk, step.failures)
         elif isinstance(step, Ask):
             self._ask(now_s, node, chunk, step)
         elif isinstance(step, Pause):
@@ -204,7 +231,105 @@ class DistributionModel:
             self.measures.given_up += not step.granted
             self._from_origin(now_s, node, chunk)
 
-    def _answered(self, now_s: float, what: tuple[SimNode, int, Answer]) -> None:
+    def _ask_tracker(self, now_s: float, node: SimNode, chunk: int, failures: tuple[Failure, ...]) -> None:
+        """Ask where a chunk is to be had, together with what else the node asks within a moment."""
+        if now_s < node.silent_until_s:
+            self._answered(now_s, (node, chunk, self._known(node, chunk)))
+            return
+        node.questions.append((chunk, failures))
+        if len(node.questions) == 1 and not node.asks:
+            self.calendar.at(now_s + self._scenario.gather_s, self._look_up, node)
+
+    def _look_up(self, now_s: float, node: SimNode) -> None:
+        """Send what is to be asked; what comes up until the answer comes waits for it, and travels together."""
+        questions, node.questions, node.asks = node.questions, [], True
+        ahead = self._ahead(node) if len(node.ahead) < self._scenario.ahead // 2 else ()
+        lookup = _Asked(node, questions, ahead, now_s)
+        self._to_tracker(now_s, self._looked_up, lookup)
+        self.calendar.at(now_s + self._scenario.tracker_timeout_s, self._unanswered, lookup)
+
+    def _ahead(self, node: SimNode) -> tuple[int, ...]:
+        """Return chunks that are going to be fetched soon, and of which it is not known where."""
+        soon = islice(node.wanted, self._scenario.ahead)
+        return tuple(chunk for chunk in soon if chunk not in node.ahead)
+
+    def _to_tracker(self, now_s: float, handler: Callable[[float, Any], int], argument: object) -> None:
+        """Send a message to the tracker, which deals with one after the other."""
+        self.calendar.at(now_s + self._scenario.round_trip_s / 2, self._at_tracker, (handler, argument))
+
+    def _at_tracker(self, now_s: float, message: tuple[Callable[[float, Any], int], object]) -> None:
+        self._mail.append(message)
+        if len(self._mail) == 1:
+            self._deal(now_s)
+
+    def _deal(self, now_s: float, _: None = None) -> None:
+        """Deal with the first message; handlers say how many chunks there were to think about."""
+        handler, argument = self._mail[0]
+        chunks = handler(now_s, argument)
+        took_s = self._scenario.tracker_request_s + chunks * self._scenario.tracker_chunk_s
+        self.measures.tracker_busy_s += took_s
+        self.calendar.at(now_s + took_s, self._dealt)
+
+    def _dealt(self, now_s: float, _: None) -> None:
+        self._mail.popleft()
+        if self._mail:
+            self._deal(now_s)
+
+    def _looked_up(self, now_s: float, asked: _Asked) -> int:
+        """The tracker answers. Also those who do not listen any more: it does not know."""
+        failures = tuple(failure for _, told in asked.questions for failure in told)
+        lookup = Lookup(
+            node=asked.node.name,
+            layer=_LAYER,
+            chunks=tuple(self._names[chunk] for chunk, _ in asked.questions),
+            ahead=tuple(self._names[chunk] for chunk in asked.ahead),
+            failures=failures,
+        )
+        reply = self.tracker.look_up(lookup, now_s)
+        self._note_verdicts()
+        thought = len(reply.answers) + len(reply.ahead)
+        took_s = self._scenario.tracker_request_s + thought * self._scenario.tracker_chunk_s
+        self.calendar.at(now_s + took_s + self._scenario.round_trip_s / 2, self._replied, (asked, reply))
+        return thought
+
+    def _replied(self, now_s: float, what: tuple[_Asked, LookupReply]) -> None:
+        asked, reply = what
+        if asked.over:
+            return
+        self._end_asking(now_s, asked)
+        node = asked.node
+        if reply.resend:
+            node.announcer.restate()
+            self._announce_soon(now_s, node)
+        for answer in reply.ahead:
+            node.ahead[self._numbers[answer.chunk]] = (now_s, answer)
+        for (chunk, _), answer in zip(asked.questions, reply.answers, strict=True):
+            self._answered(now_s, (node, chunk, answer))
+
+    def _end_asking(self, now_s: float, asked: _Asked) -> None:
+        asked.over = True
+        asked.node.asks = False
+        if asked.node.questions:
+            self.calendar.at(now_s, self._look_up, asked.node)
+
+    def _unanswered(self, now_s: float, asked: _Asked) -> None:
+        """Give the tracker up for a while."""
+        if asked.over:
+            return
+        self.measures.unanswered += 1
+        node = asked.node
+        node.silent_until_s = now_s + self._scenario.tracker_pause_s
+        waiting, node.questions = node.questions, []
+        self._end_asking(now_s, asked)
+        for chunk, _ in [*asked.questions, *waiting]:
+            self._answered(now_s, (node, chunk, self._known(node, chunk)))
+
+    def _known(self, node: SimNode, chunk: int) -> Answer | None:
+        """Return what a node knows by itself, as live ones do when the tracker is silent: peers that gave it others."""
+        known = tuple(Candidate(node=name, address=name) for name in reversed(node.neighbours))
+        return Answer(chunk=self._names[chunk], peers=known[:2]) if known else None
+
+    def _answered(self, now_s: float, what: tuple[SimNode, int, Answer | None]) -> None:
         node, chunk, answer = what
         acquisition = node.under_way.get(chunk)
         if acquisition is not None:
@@ -318,6 +443,10 @@ class DistributionModel:
             self._fault(now_s, transfer, FailureKind.WRONG)
             return
         self.measures.peer_bytes += size_bytes
+        receiver.neighbours.pop(sender.name, None)
+        receiver.neighbours[sender.name] = None
+        if len(receiver.neighbours) > _NEIGHBOURS:
+            del receiver.neighbours[next(iter(receiver.neighbours))]
         receiver.usual_s = smoothed(receiver.usual_s or None, now_s - transfer.asked_s)
         if receiver.nature is Nature.LYING:
             failure = Failure(peer=sender.name, chunk=self._names[transfer.chunk], kind=FailureKind.WRONG)
@@ -329,8 +458,12 @@ class DistributionModel:
 
     def _tell(self, now_s: float, node: SimNode, failures: tuple[Failure, ...]) -> None:
         if failures:
-            self.tracker.report(Report(node=node.name, failures=failures), now_s)
-            self._note_verdicts()
+            self._to_tracker(now_s, self._reported, Report(node=node.name, failures=failures))
+
+    def _reported(self, now_s: float, report: Report) -> int:
+        self.tracker.report(report, now_s)
+        self._note_verdicts()
+        return 0
 
     def _lose_patience(self, now_s: float, transfer: Transfer) -> None:
         """Give a sender up that shows no life; one that is slow, or waits for others, has until the deadline."""
@@ -371,15 +504,17 @@ class DistributionModel:
     def _announce_soon(self, now_s: float, node: SimNode) -> None:
         if not node.announces:
             node.announces = True
-            self.calendar.at(now_s + self._scenario.announcing.news_s, self._announce, node)
+            self.calendar.at(now_s + max(node.news_s, self._scenario.announcing.news_s), self._announce, node)
 
     def _renew(self, now_s: float, node: SimNode) -> None:
         if node.alive:
-            self._announce(now_s, node)
+            if not node.announces:
+                self._announce(now_s, node)
             self.calendar.at(now_s + self._scenario.announcing.every_s, self._renew, node)
 
     def _announce(self, now_s: float, node: SimNode) -> None:
-        node.announces = False
+        """Tell the tracker what is new; what comes meanwhile waits for its answer."""
+        node.announces = True
         if not node.alive:
             return
         message = node.announcer.make(
@@ -388,9 +523,21 @@ class DistributionModel:
             upload_slots=self._scenario.uploads.slots,
             uploads=node.uploads.sending,
         )
+        self._to_tracker(now_s, self._announced, (node, message))
+
+    def _announced(self, now_s: float, what: tuple[SimNode, Announcement]) -> int:
+        node, message = what
         answer = self.tracker.announce(message, now_s)
+        answered_s = now_s + self._scenario.tracker_request_s + self._scenario.round_trip_s / 2
+        self.calendar.at(answered_s, self._acknowledged, (node, message, answer))
+        return 0
+
+    def _acknowledged(self, now_s: float, what: tuple[SimNode, Announcement, Acknowledgement]) -> None:
+        node, message, answer = what
         node.announcer.acknowledged(message, answer)
-        if answer.resend:
+        node.announces = False
+        node.news_s = answer.news_s
+        if node.announcer.has_news:
             self._announce_soon(now_s, node)
 
     def _held(self, node: SimNode) -> Held:

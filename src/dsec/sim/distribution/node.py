@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 
 from dsec.distribution.acquisition import Acquisition
 from dsec.distribution.announcer import Announcer
+from dsec.distribution.messages import Answer, Failure
 from dsec.distribution.uploads import Stage, Upload, Uploads
 from dsec.sim.fleet.links import Link
+
+Question = tuple[int, tuple[Failure, ...]]
+"""A chunk, and who failed to give it."""
 
 
 class Nature(enum.Enum):
@@ -65,6 +69,12 @@ class SimNode:
         under_way: how each chunk that it is fetching gets here.
         followers: who waits here for a chunk that is on its way.
         queue: who waits here for a slot.
+        asks: whether it waits for the tracker's answer.
+        questions: what it is going to ask the tracker.
+        ahead: where chunks are to be had that it is going to fetch, and when it was told.
+        news_s: how long it gathers news, by the tracker's word.
+        neighbours: who gave it chunks lately.
+        silent_until_s: until then it does not ask the tracker, which did not answer.
         usual_s: how long a chunk takes from a peer lately.
     """
 
@@ -83,6 +93,12 @@ class SimNode:
     followers: dict[int, list[Transfer]] = field(default_factory=dict)
     queue: deque[Transfer] = field(default_factory=deque)
     usual_s: float = 0.0
+    asks: bool = False
+    questions: list[Question] = field(default_factory=list)
+    ahead: dict[int, tuple[float, Answer]] = field(default_factory=dict)
+    news_s: float = 0.0
+    neighbours: dict[str, None] = field(default_factory=dict)
+    silent_until_s: float = 0.0
     alive: bool = True
     announces: bool = False
     first_s: float = -1.0

@@ -56,6 +56,13 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
         origin_bytes_per_s: that the origin sends in all.
         origin_latency_s: until it begins to.
         round_trip_s: between two nodes, and to the tracker.
+        tracker_request_s, tracker_chunk_s: processor time of the tracker for each message, and for each chunk in it; it
+            has one processor. Measured over HTTP on one core of a machine like those of docs/benchmarks.md.
+        tracker_timeout_s, tracker_pause_s: after this without an answer it counts as silent, and is asked again after
+            that.
+        ahead: for how many chunks that come next a node asks too,
+        ahead_s: and how long it goes by the answer.
+        gather_s: what a node asks within this travels together.
         connect_timeout_s: after this a dead node is known to be dead.
         stall_s: after this a node that sends nothing is given up.
         queue_s: after this somebody is sent away whose turn at a peer does not come.
@@ -73,11 +80,18 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
     chunk_bytes: Annotated[int, Meta(ge=1)] = 4 << 20
     first_share: Share = 0.1
     all: bool = True
-    parallel: Annotated[int, Meta(ge=1)] = 4
+    parallel: Annotated[int, Meta(ge=1)] = 6
     link_bytes_per_s: Rate = 25 * 1.25e8
     origin_bytes_per_s: Rate = 100 * 1.25e8
     origin_latency_s: Seconds = 0.02
     round_trip_s: Seconds = 0.0005
+    tracker_request_s: Seconds = 0.0004
+    tracker_chunk_s: Seconds = 0.00003
+    tracker_timeout_s: Seconds = 1.0
+    tracker_pause_s: Seconds = 5.0
+    ahead: Annotated[int, Meta(ge=0, le=256)] = 32
+    ahead_s: Seconds = 5.0
+    gather_s: Seconds = 0.002
     connect_timeout_s: Seconds = 2.0
     stall_s: Seconds = 1.0
     queue_s: Seconds = 5.0

@@ -48,7 +48,9 @@ class PeerSide:
         numbers: dict[str, list[int]] = {}
         for number, ref in enumerate(chunks):
             numbers.setdefault(ref.id, []).append(number)
-        return [number for name in spread(numbers, self._node) for number in numbers[name]]
+        names = spread(numbers, self._node)
+        self._peers.plan(names)
+        return [number for name in names for number in numbers[name]]
 
     def report(self) -> PeersReport:
         """Say what was taken and given. May be called from any thread."""

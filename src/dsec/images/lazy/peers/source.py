@@ -27,6 +27,7 @@ from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
 from dsec.distribution.messages import Answer, Candidate, Failure, FailureKind, Lookup, LookupReply, Report
 from dsec.distribution.policy import AcquisitionPolicy, SuspicionPolicy
 from dsec.distribution.suspicion import Suspicion
+from dsec.images.lazy.peers.ahead import Ahead
 from dsec.images.lazy.peers.calling import Caller, PeerFailedError
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, PEERS
 from dsec.images.lazy.stored import ChunkRef
@@ -137,6 +138,11 @@ class Peers:
         self._waiting: dict[str, list[_Question]] = {}
         self._silent_until_s = _NEVER
         self._usual_s = 0.0
+        self._ahead = Ahead(clock)
+
+    def plan(self, names: Sequence[str]) -> None:
+        """Say in which order the chunks of a layer are going to be fetched."""
+        self._ahead.plan(names)
 
     def source(self, layer: str) -> PeerSource:
         """Return the source of the chunks of one layer.
@@ -153,6 +159,9 @@ class Peers:
             policy = msgspec.structs.replace(policy, patience_s=timeout_s)
         acquisition = Acquisition(ref.id, policy, self._clock(), self._usual_s)
         self._arrivals.expect(ref.id)
+        named = self._ahead.take(ref.id)
+        if named is not None and (sifted := self._sifted(named)).peers:
+            acquisition.answered(sifted)
         try:
             while True:
                 step = acquisition.next(self._clock())
@@ -252,9 +261,14 @@ class Peers:
             return Answer(chunk=chunk, peers=tuple(known[:2])) if known else None
         if not answer.peers:
             return answer
-        peers = tuple(peer for peer in answer.peers if not self._shuns(peer.node, chunk))
+        sifted = self._sifted(answer)
         # When all whom the tracker names are shunned here, it knows of nobody who is of use.
-        return msgspec.structs.replace(answer, peers=peers, origin=answer.origin or not peers)
+        return msgspec.structs.replace(sifted, origin=answer.origin or not sifted.peers)
+
+    def _sifted(self, answer: Answer) -> Answer:
+        """Leave out who is shunned here."""
+        peers = tuple(peer for peer in answer.peers if not self._shuns(peer.node, answer.chunk))
+        return msgspec.structs.replace(answer, peers=peers)
 
     async def _looked_up(self, layer: str, chunk: str, failures: tuple[Failure, ...]) -> Answer | None:
         question = _Question(chunk, failures)
@@ -272,7 +286,11 @@ class Peers:
         failures = tuple(failure for question in questions for failure in question.failures)
         chunks = tuple(dict.fromkeys(question.chunk for question in questions))
         try:
-            reply = await self._tracker.look_up(Lookup(node=self._own, layer=layer, chunks=chunks, failures=failures))
+            lookup = Lookup(
+                node=self._own, layer=layer, chunks=chunks, ahead=self._ahead.next(chunks), failures=failures
+            )
+            reply = await self._tracker.look_up(lookup)
+            self._ahead.told(reply.ahead)
             answers = {answer.chunk: answer for answer in reply.answers}
             for question in questions:
                 question.answer = answers.get(question.chunk)

@@ -110,6 +110,7 @@ class Announcing:
         self._look_again_s = 0.0
         self._must_look = True
         self._news = anyio.Event()
+        self._apart_s = _APART_S
         tracker.on_resend = self._restate
 
     def gained(self, layer: str, chunk: str) -> None:
@@ -134,7 +135,7 @@ class Announcing:
                 continue
             with anyio.move_on_after(HEARTBEAT_S):
                 await self._news.wait()
-                await anyio.sleep(_APART_S)
+                await anyio.sleep(self._apart_s)
 
     async def _announce(self) -> float:
         """Tell what is new; return after which time to go on in any case."""
@@ -153,7 +154,8 @@ class Announcing:
         except PeerFailedError:
             return _RETRY_S
         self._announcer.acknowledged(announcement, answer)
-        return _APART_S if self._announcer.has_news else 0.0
+        self._apart_s = min(max(_APART_S, answer.news_s), HEARTBEAT_S)
+        return self._apart_s if self._announcer.has_news else 0.0
 
     async def _looked(self) -> dict[str, frozenset[str] | None]:
         """Return what there is: as was noted, or, now and then and when all has to be said, as it is found to be."""
