@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
-from anyio.from_thread import start_blocking_portal
 from msgspec.structs import replace
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
@@ -26,7 +29,9 @@ from dsec.images.lazy.erofs_metadata import Extent
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.peers.calling import Caller, PeerFailedError
 from dsec.images.lazy.peers.chunk_server import ChunkServer, ChunkServerLimits
+from dsec.images.lazy.peers.seeder import SHELF, SeederStatus
 from dsec.images.lazy.peers.seeds import Seeds
+from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
 from dsec.images.lazy.peers.source import PeerOptions, open_peers
 from dsec.images.lazy.source import ChunkSource
@@ -525,19 +530,47 @@ class _Taker:
         pass
 
 
+@dataclass
+class Seeder:
+    """The process that gives a host's chunks, and where it finds stored ones."""
+
+    peer: Peer
+    shelf: Path
+
+    def keep_only(self, stored: Mapping[str, bytes]) -> None:
+        for file in self.shelf.iterdir():
+            file.unlink()
+        for name, data in stored.items():
+            (self.shelf / name).write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def seeder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeder]:
+    root = tmp_path_factory.mktemp("seeder")
+    secret = root / "peer-token"
+    secret.touch(0o600)
+    secret.write_bytes(SECRET)
+    settings = PeerSettings(
+        node=GIVER, secret_file=str(secret), tracker="track=http://127.0.0.1:1", listen="127.0.0.1:0"
+    )
+    command = (sys.executable, "-m", "dsec.images.lazy.peers.seeder", str(root))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(settings) + b"\n")
+        status = msgspec.json.decode(process.stdout.readline(), type=SeederStatus)
+        yield Seeder(Peer(node=GIVER, url=status.address), root / SHELF)
+        process.stdin.close()
+        assert process.wait(10) == 0, "it ends with its pipe"
+
+
 class TestPeer(ChunkSourceSuite):
-    """The suite over a peer that has everything, which the tracker knows."""
+    """The suite over a real seeder that has everything, which the tracker knows."""
 
     @pytest.fixture
-    def open_source(self, tmp_path: Path) -> Iterator[OpenSource]:
-        with start_blocking_portal() as portal, ExitStack() as stack:
+    def open_source(self, seeder: Seeder) -> OpenSource:
+        async def open_source(stored: Mapping[str, bytes], refs: Sequence[ChunkRef]) -> ChunkSource:
+            seeder.keep_only(stored)
+            return _Taker(seeder.peer)
 
-            async def open_source(stored: Mapping[str, bytes], refs: Sequence[ChunkRef]) -> ChunkSource:
-                giver = stack.enter_context(
-                    portal.wrap_async_context_manager(open_giver(tmp_path / name_of(os.urandom(8))))
-                )
-                for name, data in stored.items():
-                    giver.shelf.put(name, data)
-                return _Taker(giver.peer)
-
-            yield open_source
+        return open_source
