@@ -20,6 +20,8 @@ from tests.system.conftest import dsec
 from dsec.base.errors import CommandNotFoundError, InvalidRequestError
 from dsec.cli.image_prefetching import PrefetchOrder, bring
 from dsec.cli.image_tracing import TraceOrder, record_trace
+from dsec.images.importers.directory import import_directory
+from dsec.images.importers.request import ImportRequest
 from dsec.images.lazy.client import LAZY, LayerDaemon, end_daemon, lazy_layers
 from dsec.images.lazy.image_use import ImageUse, image_uses
 from dsec.images.lazy.published_traces import trace_prefix
@@ -78,7 +80,7 @@ async def _traced(state_dir: Path, argv: tuple[str, ...] = _READS, repeat: int =
     images = _images(state_dir)
     try:
         order = TraceOrder(image="guest", argv=argv, repeat=repeat, timeout_s=60.0, settings=_settings(state_dir))
-        trace = await record_trace(images, order)
+        (trace,) = await record_trace(images, order)
         TraceShelf(images.root).put(trace)
         return trace
     finally:
@@ -120,10 +122,34 @@ async def test_a_trace_names_what_a_command_reads_and_leaves_nothing(state_dir: 
     size_bytes = sum(layer.size_bytes for layer in trace.layers)
     assert 0 < trace.read_bytes < size_bytes
     assert not (state_dir / "tracing").exists()
-    assert not (state_dir / "tracing.lock").exists()
     with pytest.raises(CommandNotFoundError):
         await _traced(state_dir, ("no-such-program",))
     assert not (state_dir / "tracing").exists()
+
+
+async def test_each_image_of_a_stack_has_a_trace_of_what_was_read_of_it(state_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "opt/tool").mkdir(parents=True)
+    for name in ("read", "unread"):
+        (tmp_path / f"opt/tool/{name}").write_bytes(random.randbytes(200_000))
+    images = _images(state_dir)
+    try:
+        import_directory(images, ImportRequest(path=tmp_path, name="tool"))
+        order = TraceOrder(
+            image="guest",
+            above=("tool",),
+            argv=("sh", "-c", "cat /opt/tool/read | wc -c"),
+            repeat=1,
+            timeout_s=60.0,
+            settings=_settings(state_dir),
+        )
+        base, tool = await record_trace(images, order)
+        assert [trace.image_id for trace in (base, tool)] == [images.get(name).image_id for name in ("guest", "tool")]
+        assert (base.command, tool.command) == ("cat", "cat")
+        assert base.reads
+        assert 196_608 <= tool.read_bytes < 400_000, "what was read, and what the kernel read ahead"
+        assert {layer for layer, *_ in tool.reads} == {0}
+    finally:
+        images.close()
 
 
 def _program(state_dir: Path, *arguments: str) -> list[str]:
@@ -147,7 +173,8 @@ async def test_what_a_killed_recording_left_the_next_one_clears_away(state_dir: 
         recording.kill()
     node_id = (state_dir / "tracing/node.id").read_text().strip()
     done = dsec(state_dir, "image", "trace", "guest", "--json", "--", *_READS)
-    assert msgspec.json.decode(done.stdout)["command"] == "perl"
+    (trace,) = msgspec.json.decode(done.stdout)
+    assert trace["command"] == "perl"
     assert not _sleeps(seconds)
     assert not (state_dir / "tracing").exists()
     assert not (Path("/run/dsec") / node_id).exists()

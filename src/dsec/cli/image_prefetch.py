@@ -8,7 +8,7 @@ import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.image import opened_store
-from dsec.cli.parameters import duration, json_option
+from dsec.cli.parameters import duration, json_option, stack_of, stack_options
 
 if TYPE_CHECKING:
     from dsec.images.lazy.client import LayerDaemon
@@ -19,18 +19,27 @@ if TYPE_CHECKING:
 @click.command(name="trace", context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="IMAGE")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@stack_options
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 100), help="Runs, laid over each other.")
 @click.option("--first", is_flag=True, help="Keep it as that of the image's first use, whatever that will be.")
 @click.option("--timeout", default="10m", show_default=True, metavar="TIME", help="Of each run.")
 @json_option
 @pass_options
 def trace(
-    options: Options, name: str, argv: tuple[str, ...], repeat: int, first: bool, timeout: str, as_json: bool
+    options: Options,
+    name: str,
+    argv: tuple[str, ...],
+    workspace: str | None,
+    toolkits: tuple[str, ...],
+    repeat: int,
+    first: bool,
+    timeout: str,
+    as_json: bool,
 ) -> None:
     """Record what COMMAND reads of IMAGE, in a sandbox with cold layers, and keep it: prefetches go by it.
 
-    Each program has one trace in an image: its name counts, whatever its arguments. `dsec image publish` publishes
-    traces with the image. Needs root.
+    Each program has one trace in an image: its name counts, whatever its arguments. Of a stack of images each has its
+    own. `dsec image publish` publishes traces with the image. Needs root.
     """
     import msgspec
 
@@ -41,30 +50,40 @@ def trace(
 
     settings = msgspec.structs.replace(load(options).settings, state_dir=str(options.state_dir.absolute()))
     with opened_store(options) as images, working(f"running {argv[0]} in {name}"):
-        order = TraceOrder(image=name, argv=argv, repeat=repeat, timeout_s=duration(timeout), settings=settings)
+        order = TraceOrder(
+            image=name,
+            above=stack_of(workspace, toolkits),
+            argv=argv,
+            repeat=repeat,
+            timeout_s=duration(timeout),
+            settings=settings,
+        )
         made = options.run_alone(lambda: record_trace(images, order))
         if first:
-            made = msgspec.structs.replace(made, command=FIRST_USE)
-        TraceShelf(images.root).put(made)
-    _show_trace(made, as_json)
+            made = tuple(msgspec.structs.replace(each, command=FIRST_USE) for each in made)
+        for each in made:
+            TraceShelf(images.root).put(each)
+    _show_traces((name, *order.above), made, as_json)
 
 
-def _show_trace(made: Trace, as_json: bool) -> None:
+def _show_traces(names: tuple[str, ...], made: tuple[Trace, ...], as_json: bool) -> None:
     from dsec.base.units import format_size
-    from dsec.cli.output import print_fields, print_json
+    from dsec.cli.output import print_json, print_table
 
     if as_json:
         print_json(made)
         return
-    layers = sum(layer.size_bytes for layer in made.layers)
-    chunks = made.chunks()
-    fields = [
-        ("command", made.command or "(first use)"),
-        ("read", f"{format_size(made.read_bytes)} of {format_size(layers)}, beside metadata"),
-        ("chunks", f"{len(chunks)}, in {len(made.reads)} runs of blocks"),
-        ("runs", str(made.runs)),
+    rows = [
+        (
+            name,
+            trace.command or "(first use)",
+            f"{format_size(trace.read_bytes)} of {format_size(sum(layer.size_bytes for layer in trace.layers))}",
+            str(len(trace.chunks())),
+            str(trace.runs),
+        )
+        for name, trace in zip(names, made, strict=True)
     ]
-    print_fields(fields)
+    print_table(["image", "command", "read, beside metadata", "chunks", "runs"], rows)
 
 
 @click.command(name="stats")

@@ -27,7 +27,7 @@ from dsec.images.layers import EROFS_FILE, RECORD, LayerRecord, hex_of
 from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy.erofs_metadata import Extent, metadata_extents
 from dsec.images.lazy.recording import RecordedLayer, recording
-from dsec.images.lazy.traces import VERSION, Trace, TracedLayer, command_of, merged, shortened
+from dsec.images.lazy.traces import VERSION, Read, Trace, TracedLayer, command_of, merged, shortened
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux.userns import is_host_root
@@ -46,6 +46,7 @@ class TraceOrder:
 
     Attributes:
         image: the image.
+        above: images that are stacked on it: a workspace, toolkits.
         argv: the command.
         repeat: how many times, each in a new sandbox with cold layers; what later runs read in addition is added.
         timeout_s: of each run of the command.
@@ -57,11 +58,12 @@ class TraceOrder:
     repeat: int
     timeout_s: float
     settings: NodeSettings
+    above: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer of the image, and what is behind it on this host."""
+    """A layer of an image, and what is behind it on this host."""
 
     traced: TracedLayer
     entries: int
@@ -69,8 +71,8 @@ class _Layer:
     metadata: tuple[Extent, ...]
 
 
-async def record_trace(images: LocalImageStore, order: TraceOrder) -> Trace:
-    """Record the trace of a command. Needs root.
+async def record_trace(images: LocalImageStore, order: TraceOrder) -> tuple[Trace, ...]:
+    """Record what a command reads, and return the trace of each image of the stack, from the lowest up. Needs root.
 
     Raises:
         ImageNotFoundError: no such image.
@@ -78,27 +80,25 @@ async def record_trace(images: LocalImageStore, order: TraceOrder) -> Trace:
         CommandNotFoundError: the image has no such program.
         StateLockedError: another trace is being recorded on this host.
     """
-    info = images.get(order.image)
-    layers = await anyio.to_thread.run_sync(lambda: [_layer(images, layer.digest) for layer in info.layers])
-    state_dir = Path(order.settings.state_dir)
-    with _alone(state_dir):
-        traces = [await _recorded(state_dir / _PLACE, info, layers, order) for _ in range(order.repeat)]
-    return merged(*traces)
+    stack = [images.get(name) for name in (order.image, *order.above)]
+    digests = dict.fromkeys(layer.digest for info in stack for layer in info.layers)
+    layers = await anyio.to_thread.run_sync(lambda: [_layer(images, digest) for digest in digests])
+    with _alone(images.root):
+        place = Path(order.settings.state_dir) / _PLACE
+        runs = [await _recorded(place, stack, layers, order) for _ in range(order.repeat)]
+    return tuple(merged(*(_trace(info, layers, reads, order) for reads in runs)) for info in stack)
 
 
 @contextmanager
-def _alone(state_dir: Path) -> Iterator[None]:
-    lock = state_dir / _LOCK
+def _alone(images: Path) -> Iterator[None]:
+    lock = images / _LOCK
     lock.touch(mode=0o600)
     descriptor = try_lock(lock)
     if descriptor is None:
-        raise StateLockedError(
-            f"another trace is being recorded in {state_dir}", resolution="wait until that one is done"
-        )
+        raise StateLockedError("another trace is being recorded here", resolution="wait until that one is done")
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)
         os.close(descriptor)
 
 
@@ -124,10 +124,10 @@ def _device_of(mounted: Path) -> Path:
     return Path("/dev", Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve().name)
 
 
-async def _recorded(place: Path, info: ImageInfo, layers: list[_Layer], order: TraceOrder) -> Trace:
+async def _recorded(place: Path, stack: list[ImageInfo], layers: list[_Layer], order: TraceOrder) -> tuple[Read, ...]:
     """Run the command once."""
     await _cleared(place, order.settings)
-    await anyio.to_thread.run_sync(_make_store, place / "images", info, layers)
+    await anyio.to_thread.run_sync(_make_store, place / "images", stack, layers)
     watched = [
         RecordedLayer(
             file=layer.file,
@@ -143,14 +143,22 @@ async def _recorded(place: Path, info: ImageInfo, layers: list[_Layer], order: T
             async with open_node(settings) as node:
                 try:
                     recorder.begin()
-                    box = (await node.create(SandboxSpec(image=info.name))).sandbox_id
+                    names = [info.name for info in stack]
+                    box = (await node.create(SandboxSpec(image=names[0], layers=tuple(names[1:])))).sandbox_id
                     await node.run(box, CommandRequest(argv=order.argv, timeout_s=order.timeout_s))
-                    reads = recorder.reads()
+                    return recorder.reads()
                 finally:
                     with anyio.CancelScope(shield=True):
                         await node.shutdown(destroy=True)
     finally:
         await _cleared(place, order.settings)
+
+
+def _trace(info: ImageInfo, layers: list[_Layer], reads: tuple[Read, ...], order: TraceOrder) -> Trace:
+    """Return what of an image of the stack was read."""
+    own = [layer.digest for layer in info.layers]
+    places = {place: own.index(layer.traced.digest) for place, layer in enumerate(layers) if layer.traced.digest in own}
+    traced = {layer.traced.digest: layer.traced for layer in layers}
     return Trace(
         version=VERSION,
         image_id=info.image_id,
@@ -159,15 +167,18 @@ async def _recorded(place: Path, info: ImageInfo, layers: list[_Layer], order: T
         source="trace",
         runs=1,
         recorded_at_s=time.time(),
-        layers=tuple(layer.traced for layer in layers),
-        reads=reads,
+        layers=tuple(traced[digest] for digest in own),
+        reads=tuple(
+            (places[layer], block, blocks, after_ms) for layer, block, blocks, after_ms in reads if layer in places
+        ),
     )
 
 
-def _make_store(root: Path, info: ImageInfo, layers: list[_Layer]) -> None:
-    """Make an image store of the image alone: its layers are there for whoever looks, and the recorder mounts them."""
+def _make_store(root: Path, stack: list[ImageInfo], layers: list[_Layer]) -> None:
+    """Make an image store of these images: their layers are there for whoever looks, and the recorder mounts them."""
     (root / "names").mkdir(mode=0o700, parents=True)
-    Catalog(root / "names").write(info)
+    for info in stack:
+        Catalog(root / "names").write(info)
     for layer in layers:
         directory = root / "layers" / hex_of(layer.traced.digest)
         directory.mkdir(mode=0o700, parents=True)
@@ -185,7 +196,9 @@ def _make_store(root: Path, info: ImageInfo, layers: list[_Layer]) -> None:
 
 
 def _private(place: Path, settings: NodeSettings) -> NodeSettings:
-    return msgspec.structs.replace(settings, state_dir=str(place), store="", peers="", peer_token_file="")
+    """Return the settings of a node that knows no other and is known to none."""
+    alone = {"store": "", "peers": "", "peer_token_file": "", "tracker": "", "peer_listen": "", "balance_look_s": 0.0}
+    return msgspec.structs.replace(settings, state_dir=str(place), **alone)
 
 
 async def _cleared(place: Path, settings: NodeSettings) -> None:
