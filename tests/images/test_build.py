@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dsec.base.errors import BuildFailedError, ConflictError, Fault, ImageNotFoundError, PathNotFoundError
+from dsec.base.errors import (
+    BuildFailedError,
+    ConflictError,
+    Fault,
+    ImageNotFoundError,
+    InvalidRequestError,
+    PathNotFoundError,
+)
 from dsec.images.build import BuildRequest, build
 from dsec.images.build_clients import BOUND_AT, host_settings
 from dsec.images.build_storage import BuildStorage
@@ -60,6 +67,23 @@ def test_build_stores_only_what_it_adds(store: LocalImageStore, base: ImageInfo,
     assert (added / "tmp/id").read_text().startswith("uid=1000(user)")
     assert os.lstat(added / "bin/ls").st_rdev == 0
     assert not (added / "bin/sh").exists()
+
+
+def test_a_toolkit_is_built_without_the_layers_of_its_base(
+    store: LocalImageStore, base: ImageInfo, tmp_path: Path
+) -> None:
+    text = "FROM tiny\nRUN mkdir -p /opt/tool && touch /opt/tool/one && rm /bin/ls\nENV PATH=/opt/tool:$PATH\n"
+    request = BuildRequest(context=context_of(tmp_path, text), name="tool:v1", cache=False, as_layer=True)
+    image = build(store, request)
+    assert len(image.layers) == 1
+    stacked = store.mount(["tiny", "tool:v1"])
+    assert stacked.layer_paths[0] == store.mount(["tiny"]).layer_paths[0]
+    assert stacked.info.config.env["PATH"] == "/bin:/opt/tool"
+    assert sorted(os.listdir(stacked.layer_paths[1] / "opt/tool")) == ["one"]
+    assert os.lstat(stacked.layer_paths[1] / "bin/ls").st_rdev == 0
+    nothing = BuildRequest(context=context_of(tmp_path, "FROM tiny\nENV A=1\n"), name="none", as_layer=True)
+    with pytest.raises(InvalidRequestError, match="adds nothing"):
+        build(store, nothing)
 
 
 def test_settings_lent_to_the_build_are_not_in_the_image(

@@ -46,6 +46,13 @@ class TestSettings:
         found = merged(BASE, ImageConfig(workdir="/workspace", user="7"), ImageConfig())
         assert (found.user, found.workdir) == ("user", "/workspace")
 
+    def test_what_a_toolkit_has_from_the_base_that_it_was_built_on_is_not_said_by_it(self) -> None:
+        workspace = ImageConfig(env={"LANG": "de_DE.UTF-8"}, workdir="/workspace")
+        built = ImageConfig(env=BASE.env | {"PATH": "/opt/x:/usr/bin:/bin"}, workdir=BASE.workdir, user=BASE.user)
+        found = merged(BASE, workspace, built)
+        assert (found.workdir, found.env["LANG"]) == ("/workspace", "de_DE.UTF-8")
+        assert found.env["PATH"] == "/usr/bin:/bin:/opt/x"
+
     def test_hooks_come_from_one_image_alone(self) -> None:
         hooks = StateHooks(export_state=("save",))
         assert merged(BASE, ImageConfig(hooks=hooks)).hooks == hooks

@@ -131,6 +131,9 @@ def import_(
 @click.option("-f", "--file", "dockerfile", type=_EXISTING, help="Dockerfile.  [CONTEXT/Dockerfile]")
 @pairs_option("--build-arg", help="Value of an ARG.")
 @click.option("--no-cache", is_flag=True, help="Run every step, and store what they add as one layer.")
+@click.option(
+    "--as-layer", is_flag=True, help="Leave out what FROM names: it is to be stacked on that image, or another."
+)
 @merge_options
 @json_option
 @pass_options
@@ -141,6 +144,7 @@ def build(
     dockerfile: Path | None,
     build_arg: tuple[tuple[str, str], ...],
     no_cache: bool,
+    as_layer: bool,
     merge_up_to: int,
     keep_layers: int,
     as_json: bool,
@@ -159,6 +163,7 @@ def build(
                 dockerfile=dockerfile,
                 arguments=dict(build_arg),
                 cache=not no_cache,
+                as_layer=as_layer,
                 merge=MergeRule(threshold_bytes=merge_up_to, keep_layers=keep_layers),
                 progress=progress,
             ),

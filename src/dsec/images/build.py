@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +58,7 @@ class BuildRequest:
         arguments: values of the Dockerfile's ARGs.
         cache: keep each step's result for later builds, at the price of a layer a step; otherwise one layer is made.
         merge: which layers become one.
+        as_layer: leave out the layers of the image that FROM names: the result is to be stacked on it, or on another.
         progress: takes lines for people.
     """
 
@@ -67,6 +68,7 @@ class BuildRequest:
     arguments: Mapping[str, str] = field(default_factory=dict)
     cache: bool = True
     merge: MergeRule = DEFAULT_RULE
+    as_layer: bool = False
     progress: Progress = silent
 
 
@@ -90,12 +92,18 @@ def build(store: LocalImageStore, request: BuildRequest) -> ImageInfo:
     text = _read_dockerfile(request)
     storage = BuildStorage(store)
     settings = host_settings()
+    bases: list[ImageInfo] = []
+
+    def resolve(name: str) -> str:
+        bases.append(storage.image_of(name, request.progress))
+        return storage.base(name, request.progress)
+
     with storage.in_use(), store.work_directory() as work:
         settings.write(work.path / "client")
         (work.path / "Dockerfile").write_text(
             rewrite(
                 text,
-                resolve=lambda name: storage.base(name, request.progress),
+                resolve=resolve,
                 arguments=request.arguments,
                 added=settings.arguments(),
             ),
@@ -103,7 +111,7 @@ def build(store: LocalImageStore, request: BuildRequest) -> ImageInfo:
         )
         image = _build(storage, request, work)
         try:
-            return _import_result(store, storage, image, request, work)
+            return _import_result(store, storage, image, request, bases, work)
         finally:
             if not request.cache:
                 storage.buildah(["rmi", "--force", image], work)
@@ -160,7 +168,12 @@ def _explain(error: ExternalCommandError) -> DsecError:
 
 
 def _import_result(
-    store: LocalImageStore, storage: BuildStorage, image: str, request: BuildRequest, work: WorkDirectory
+    store: LocalImageStore,
+    storage: BuildStorage,
+    image: str,
+    request: BuildRequest,
+    bases: Sequence[ImageInfo],
+    work: WorkDirectory,
 ) -> ImageInfo:
     request.progress("storing the image")
     layout = work.path / "layout"
@@ -174,6 +187,7 @@ def _import_result(
             name=request.name,
             progress=request.progress,
             merge=request.merge,
+            onto=tuple(tuple(layer.digest for layer in base.layers) for base in bases) if request.as_layer else (),
             source=f"built from {request.context}",
             left_out=frozenset({BOUND_AT.strip("/").encode()}),
         ),

@@ -125,7 +125,7 @@ class BuildStorage:
 
     def base(self, name: str, progress: Progress) -> str:
         """Hand a stored image to buildah, if it has not got it, and return the name it has there."""
-        image = self._find(name, progress)
+        image = self.image_of(name, progress)
         reference = f"localhost/dsec-base:{image.image_id.removeprefix('sha256:')}"
         with exclusive(self._root / "bases.lock"), self._store.work_directory() as work:
             known = work.path / "known"
@@ -139,7 +139,7 @@ class BuildStorage:
                 self.buildah(["tag", pulled.read_text().split()[-1], reference], work)
         return reference
 
-    def _find(self, name: str, progress: Progress) -> ImageInfo:
+    def image_of(self, name: str, progress: Progress) -> ImageInfo:
         """Return the image that FROM means: as written, or without the registry that Docker implies."""
         for prefix in IMPLIED_PREFIXES:
             if name.startswith(prefix):

@@ -7,6 +7,7 @@ rules that one can keep in mind (docs/images.md):
 
 - a variable that several set has the value of the uppermost; lists of directories such as PATH are appended to;
 - the directory of commands is that of the uppermost image that names one; the user is the base's;
+- what an image says as the base does, it has from the base that it was built on, and does not say itself;
 - hooks and the check of a clean state can only come from one image, the paths of fingerprint rules from each.
 
 What would make a base unusable in silence is refused: a directory ``/bin`` of a toolkit above a base whose ``/bin`` is
@@ -88,15 +89,19 @@ def stacked_config(images: Sequence[ImageInfo]) -> ImageConfig:
     Raises:
         ImagesConflictError: two of them say what only one can.
     """
-    env = dict(images[0].config.env)
+    base = images[0].config
+    env = dict(base.env)
     for image in images[1:]:
         for name, value in image.config.env.items():
-            env[name] = _appended(_below(env, name), value) if name in LIST_VARIABLES else value
-    workdirs = [image.config.workdir for image in images if image.config.workdir != _ROOT]
+            if name in LIST_VARIABLES:
+                env[name] = _appended(_below(env, name), value)
+            elif value != base.env.get(name):  # What an image has from the base that it was built on it does not say.
+                env[name] = value
+    workdirs = [each for image in images if (each := image.config.workdir) not in (_ROOT, base.workdir)]
     return ImageConfig(
         env=env,
-        workdir=workdirs[-1] if workdirs else _ROOT,
-        user=images[0].config.user,
+        workdir=workdirs[-1] if workdirs else base.workdir,
+        user=base.user,
         hooks=_one_of(images, "hooks", lambda config: config.hooks, StateHooks()),
         fingerprint=_fingerprint(images),
     )

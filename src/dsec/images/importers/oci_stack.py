@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from dsec.base.errors import InvalidRequestError
 from dsec.images.history import LayerStory
 from dsec.images.importers.oci_config import OciImageConfig, image_config, layer_history, layer_times
 from dsec.images.importers.oci_layer import hides_all_below, import_layer
@@ -47,7 +48,7 @@ def import_stack(
             clean = without_vain_whiteouts(store, digest, [each for each, _ in stack])
             pinned += [clean] if clean != digest else []
             stack.append((clean, run))
-        stack = _merged(store, request, config, stack, pinned)
+        stack = _merged(store, request, config, stack[_left_out(request, stack) :], pinned)
         made = [digest for digest, _ in stack]
         settings, stories = request.settings(image_config(config)), _stories(config, stack)
         info = store.add_image(request.name, made, settings, source=request.told_source, stories=stories)
@@ -55,6 +56,22 @@ def import_stack(
     if left:
         store.let_go(left)
     return info
+
+
+def _left_out(request: ImportRequest, stack: Sequence[Made]) -> int:
+    """Return how many layers the image is made without, as the request says.
+
+    Raises:
+        InvalidRequestError: it would be made without any.
+    """
+    digests = tuple(digest for digest, _ in stack)
+    count = max((len(base) for base in request.onto if digests[: len(base)] == base), default=0)
+    if request.onto and count == len(digests):
+        raise InvalidRequestError(
+            f"image {request.name!r} adds nothing to what it is built on",
+            resolution="let it add files, or make it an image of its own",
+        )
+    return count
 
 
 def known_diffs(store: LocalImageStore, diff_ids: Sequence[str], rule: MergeRule) -> list[str]:

@@ -33,6 +33,8 @@ class ImportRequest:
         left_out: paths that are not taken over.
         source: told as the image's source; None: the path.
         merge: which layers of an image become one.
+        onto: stacks of layers, from the lowest up: if an image begins with one of them, it is made without it, to be
+            stacked on others; the longest counts.
         as_layer: what is imported is to be stacked on other images (see `dsec.images.importers.toolkit`); for a
             directory or a tar of one.
         at: directory of the sandbox where it is to lie, without a leading slash; empty: its root. With `as_layer` only.
@@ -48,6 +50,7 @@ class ImportRequest:
     left_out: frozenset[bytes] = frozenset()
     source: str | None = None
     merge: MergeRule = DEFAULT_RULE
+    onto: tuple[tuple[str, ...], ...] = ()
     as_layer: bool = False
     at: bytes = b""
 
