@@ -18,7 +18,6 @@ class Measures:
         self.granted = 0
         self.given_up = 0
         self.unanswered = 0
-        self.tracker_busy_s = 0.0
         self.failures = dict.fromkeys(FailureKind, 0)
         self.verdicts = dict.fromkeys(VerdictKind, 0)
         self._ready: list[float] = []
@@ -53,7 +52,6 @@ class Measures:
             "granted": self.granted,
             "given_up": self.given_up,
             "unanswered": self.unanswered,
-            "tracker_busy_s": self.tracker_busy_s,
             **{f"failures_{kind.value}": count for kind, count in self.failures.items()},
             **{kind.value: count for kind, count in self.verdicts.items()},
         }

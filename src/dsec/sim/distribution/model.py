@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
 from dsec.distribution.announcer import COMPLETE, Announcer, Held
@@ -35,6 +34,7 @@ from dsec.distribution.tracker import Tracker
 from dsec.distribution.uploads import Refused, Stage, Uploads
 from dsec.placement.trust import smoothed
 from dsec.sim.calendar import Calendar, without_garbage_collection
+from dsec.sim.distribution.mailbox import Mailbox
 from dsec.sim.distribution.measures import Measures
 from dsec.sim.distribution.node import Nature, Question, SimNode, Transfer
 from dsec.sim.distribution.scenario import DistributionScenario
@@ -80,7 +80,9 @@ class DistributionModel:
         self.nodes = [self._node(number) for number in range(scenario.nodes)]
         self._by_name = {node.name: node for node in [*self._seeds(), *self.nodes]}
         self._left = scenario.nodes
-        self._mail: deque[tuple[Callable[[float, Any], int], object]] = deque()
+        self._mailbox = Mailbox(
+            self.calendar, scenario.round_trip_s / 2, scenario.tracker_request_s, scenario.tracker_chunk_s
+        )
         self._progress: Callable[[float], None] | None = None
         self._expected = scenario.nodes * (scenario.chunks if scenario.all else scenario.first)
         self._here = 0
@@ -158,7 +160,10 @@ class DistributionModel:
             seed=self._seed,
             simulated_s=calendar.now_s,
             events=calendar.events,
-            counts=self.measures.counts(self.nodes, scenario.image_bytes),
+            counts={
+                **self.measures.counts(self.nodes, scenario.image_bytes),
+                "tracker_busy_s": self._mailbox.busy_s,
+            },
             figures=self.measures.figures(self.nodes),
             series=self.measures.series(scenario.nodes),
         )
@@ -245,35 +250,13 @@ class DistributionModel:
         questions, node.questions, node.asks = node.questions, [], True
         ahead = self._ahead(node) if len(node.ahead) < self._scenario.ahead // 2 else ()
         lookup = _Asked(node, questions, ahead, now_s)
-        self._to_tracker(now_s, self._looked_up, lookup)
+        self._mailbox.send(now_s, self._looked_up, lookup)
         self.calendar.at(now_s + self._scenario.tracker_timeout_s, self._unanswered, lookup)
 
     def _ahead(self, node: SimNode) -> tuple[int, ...]:
         """Return chunks that are going to be fetched soon, and of which it is not known where."""
         soon = islice(node.wanted, self._scenario.ahead)
         return tuple(chunk for chunk in soon if chunk not in node.ahead)
-
-    def _to_tracker(self, now_s: float, handler: Callable[[float, Any], int], argument: object) -> None:
-        """Send a message to the tracker, which deals with one after the other."""
-        self.calendar.at(now_s + self._scenario.round_trip_s / 2, self._at_tracker, (handler, argument))
-
-    def _at_tracker(self, now_s: float, message: tuple[Callable[[float, Any], int], object]) -> None:
-        self._mail.append(message)
-        if len(self._mail) == 1:
-            self._deal(now_s)
-
-    def _deal(self, now_s: float, _: None = None) -> None:
-        """Deal with the first message; handlers say how many chunks there were to think about."""
-        handler, argument = self._mail[0]
-        chunks = handler(now_s, argument)
-        took_s = self._scenario.tracker_request_s + chunks * self._scenario.tracker_chunk_s
-        self.measures.tracker_busy_s += took_s
-        self.calendar.at(now_s + took_s, self._dealt)
-
-    def _dealt(self, now_s: float, _: None) -> None:
-        self._mail.popleft()
-        if self._mail:
-            self._deal(now_s)
 
     def _looked_up(self, now_s: float, asked: _Asked) -> int:
         """The tracker answers. Also those who do not listen any more: it does not know."""
@@ -288,8 +271,7 @@ class DistributionModel:
         reply = self.tracker.look_up(lookup, now_s)
         self._note_verdicts()
         thought = len(reply.answers) + len(reply.ahead)
-        took_s = self._scenario.tracker_request_s + thought * self._scenario.tracker_chunk_s
-        self.calendar.at(now_s + took_s + self._scenario.round_trip_s / 2, self._replied, (asked, reply))
+        self.calendar.at(self._mailbox.answered_s(now_s, thought), self._replied, (asked, reply))
         return thought
 
     def _replied(self, now_s: float, what: tuple[_Asked, LookupReply]) -> None:
@@ -458,7 +440,7 @@ class DistributionModel:
 
     def _tell(self, now_s: float, node: SimNode, failures: tuple[Failure, ...]) -> None:
         if failures:
-            self._to_tracker(now_s, self._reported, Report(node=node.name, failures=failures))
+            self._mailbox.send(now_s, self._reported, Report(node=node.name, failures=failures))
 
     def _reported(self, now_s: float, report: Report) -> int:
         self.tracker.report(report, now_s)
@@ -523,13 +505,12 @@ class DistributionModel:
             upload_slots=self._scenario.uploads.slots,
             uploads=node.uploads.sending,
         )
-        self._to_tracker(now_s, self._announced, (node, message))
+        self._mailbox.send(now_s, self._announced, (node, message))
 
     def _announced(self, now_s: float, what: tuple[SimNode, Announcement]) -> int:
         node, message = what
         answer = self.tracker.announce(message, now_s)
-        answered_s = now_s + self._scenario.tracker_request_s + self._scenario.round_trip_s / 2
-        self.calendar.at(answered_s, self._acknowledged, (node, message, answer))
+        self.calendar.at(self._mailbox.answered_s(now_s, 0), self._acknowledged, (node, message, answer))
         return 0
 
     def _acknowledged(self, now_s: float, what: tuple[SimNode, Announcement, Acknowledgement]) -> None:
