@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import struct
@@ -69,7 +68,10 @@ def extents(descriptor: int) -> Iterator[tuple[int, int, int]]:
     while True:
         buffer = bytearray(_HEAD.size + _EXTENTS * _EXTENT.size)
         _HEAD.pack_into(buffer, 0, start, _MAXIMUM - start, 0, 0, _EXTENTS, 0)
-        fcntl.ioctl(descriptor, _FIEMAP, buffer)
+        # Not by fcntl.ioctl, which keeps the interpreter's lock for a buffer of this size: the file may lie on a device
+        # that this very process serves, and then no thread could ever answer what the kernel asks for.
+        shared = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+        syscalls.libc_call("ioctl", descriptor, ctypes.c_ulong(_FIEMAP), shared)
         count = _HEAD.unpack_from(buffer)[3]
         for number in range(count):
             logical, physical, length, flags = _EXTENT.unpack_from(buffer, _HEAD.size + number * _EXTENT.size)
