@@ -1,7 +1,8 @@
 """Sandboxes read lazy layers over S3, a folder and a registry while everything that serves them is killed, cut off,
 corrupted and filled. A judge of its own compares every byte; what may fail when is in `dsec.testing.lazy_faults`.
 
-A normal run takes some seconds of each fault; `DSEC_FAULT_SECONDS` makes it longer, `DSEC_FAULT_SEED` repeats a draw.
+A normal run does each fault about once; `DSEC_FAULT_SECONDS` makes it longer, `DSEC_FAULT_SEED` repeats a draw, and
+`DSEC_FAULT_ONLY` (names between commas) does some faults only.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow, pytest.mark
 
 _SECONDS = float(os.environ.get("DSEC_FAULT_SECONDS", "12"))
 _SEED = os.environ.get("DSEC_FAULT_SEED", "")
+_ONLY = [name for name in os.environ.get("DSEC_FAULT_ONLY", "").split(",") if name]
 _FILES, _FILE_BYTES = 3, 6 << 20
 _CACHE = "size=48m"
 """Of 72 MiB that are read: some layers become whole, and others never have room."""
@@ -245,7 +247,7 @@ async def test_whatever_fails_no_byte_is_wrong_and_reads_fail_only_while_nobody_
         folder = FolderObjectStore(tmp_path / "objects")
         sources = _Sources(s3, f"s3://dsec-test/{uuid.uuid4()}", folder, registry, relays)
         async with _running(state_dir, publisher, tmp_path / "trees", sources, draw) as (world, readers):
-            await world.run(_SECONDS)
+            await world.run(_SECONDS, _ONLY)
             await _check_alive(world)
             # All is well again: every file of every sandbox is read from end to end, and none may fail.
             for reader in readers:

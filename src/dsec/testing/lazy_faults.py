@@ -190,10 +190,10 @@ class FaultWorld:
             "rot and repair": self.rot_and_repair,
         }
 
-    async def run(self, seconds: float) -> None:
-        """Do one fault after the other, drawn, for so long; each is undone before the next but one."""
+    async def run(self, seconds: float, only: Sequence[str] = ()) -> None:
+        """Do one fault after the other, drawn, for so long, all kinds or only some; each is undone before the next."""
         ends_s = time.monotonic() + seconds
-        faults = self.faults()
+        faults = {name: fault for name, fault in self.faults().items() if not only or name in only}
         order: list[str] = []
         while time.monotonic() < ends_s:
             if not order:
@@ -325,7 +325,14 @@ class FaultWorld:
             for manifest in (await self._status()).mounted:
                 _turn_over(self.daemon.root / "cache" / manifest / "data", self.draw)
             for manifest in (await self._status()).mounted:
-                await anyio.to_thread.run_sync(lambda manifest=manifest: self.daemon.verify(manifest, repair=True))  # type: ignore[misc]
+                await self._verify(manifest)
+
+    async def _verify(self, manifest: str) -> None:
+        try:
+            await anyio.to_thread.run_sync(lambda: self.daemon.verify(manifest, repair=True))
+        except DsecError as error:
+            pid = (await self._status()).pid
+            raise AssertionError(f"{error}: {self.log}: {waiting_threads(pid)}") from error
 
     async def _status(self) -> Answer:
         return await anyio.to_thread.run_sync(self.daemon.status)
@@ -340,6 +347,16 @@ class FaultWorld:
             log = (self.daemon.root / "daemon.log").read_text(errors="replace")[-3000:]
             raise AssertionError(f"nobody serves any more; {self.log}; node: {self.node.log_tail()}; daemon: {log}")
         await self._status()
+
+
+def waiting_threads(pid: int) -> str:
+    """Say where in the kernel the threads of a process wait, for whoever wonders why it does not answer."""
+    said = []
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+        with contextlib.suppress(OSError):
+            frames = (line.split()[1].partition("+")[0] for line in (task / "stack").read_text().splitlines())
+            said.append(f"{(task / 'comm').read_text().strip()}: {' < '.join(frames)}")
+    return "\n".join(said)
 
 
 def _turn_over(path: Path, draw: random.Random) -> None:
