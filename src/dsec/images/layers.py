@@ -17,6 +17,7 @@ from dsec.base.errors import StateCorruptedError
 from dsec.images import erofs
 from dsec.images.command import run
 from dsec.images.durable import sync_path, write_atomically
+from dsec.images.lazy.erofs_tree import unpack_erofs
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.listing import directory_digest, tree_digest, walk
 from dsec.images.staging import WorkDirectory, remove_tree
@@ -88,9 +89,7 @@ def write_directory(tree: Path, work: WorkDirectory, *, take: bool) -> tuple[Pat
     else:
         with TreeWriter(stored, keep_devices=True) as writer:
             copy_tree(tree, writer)
-    digest, entries = directory_digest(stored)
-    _sync_file_system(stored)
-    return target, _finish(target, digest, LayerFormat.DIRECTORY, _size_of(stored), entries)
+    return target, _finish_directory(target)
 
 
 def adopt_erofs(file: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
@@ -104,6 +103,25 @@ def adopt_erofs(file: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
     file = file.rename(target / EROFS_FILE)
     sync_path(file)
     return target, _read_and_finish(target, file, work)
+
+
+def unpack_erofs_file(file: Path, work: WorkDirectory) -> tuple[Path, LayerRecord, tuple[str, ...]]:
+    """Store what is in an EROFS file that came from elsewhere, and lies in `work`, as a directory.
+
+    Returns:
+        What was made, its record, and what of the tree could not be written here.
+
+    Raises:
+        InvalidRequestError: it is no EROFS file that we can take apart.
+        UnsafeArchiveError: what it holds would leave its tree, or passes a limit.
+    """
+    target = work.path / "layer"
+    target.mkdir(mode=0o700)
+    with TreeWriter(target / TREE) as writer:
+        unpack_erofs(file, writer)
+    file.unlink()
+    lost = writer.warnings or (("all owners left out, since setting them needs root",) if os.geteuid() else ())
+    return target, _finish_directory(target), lost
 
 
 def make_whole(target: Path, made: Path, record: LayerRecord, lazy: LayerRecord) -> None:
@@ -124,6 +142,13 @@ def make_whole(target: Path, made: Path, record: LayerRecord, lazy: LayerRecord)
     content_path(made, record).rename(content)
     sync_path(target)
     write_record(target, msgspec.structs.replace(record, manifest=lazy.manifest, origins=lazy.origins))
+
+
+def _finish_directory(target: Path) -> LayerRecord:
+    stored = target / TREE
+    digest, entries = directory_digest(stored)
+    _sync_file_system(stored)
+    return _finish(target, digest, LayerFormat.DIRECTORY, _size_of(stored), entries)
 
 
 def _read_and_finish(target: Path, file: Path, work: WorkDirectory) -> LayerRecord:

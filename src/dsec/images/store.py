@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import AlreadyExistsError, InvalidRequestError, StateCorruptedError
+from dsec.base.errors import AlreadyExistsError, CapabilityMissingError, InvalidRequestError, StateCorruptedError
 from dsec.images import erofs, layers
 from dsec.images.below import Below
 from dsec.images.catalog import Catalog, image_id
@@ -219,9 +219,20 @@ class LocalImageStore:
 
         Raises:
             StateCorruptedError: it has another one, or is no sound EROFS file.
+            CapabilityMissingError: it has to be unpacked here, and cannot be as it is.
         """
         with full_disk_reported("storing a layer"):
-            made, record = layers.adopt_erofs(file, work)
+            lost: tuple[str, ...] = ()
+            if self.layer_format()[0] is LayerFormat.EROFS:
+                made, record = layers.adopt_erofs(file, work)
+            else:
+                made, record, lost = layers.unpack_erofs_file(file, work)
+            if record.digest != expected and lost:
+                raise CapabilityMissingError(
+                    f"layer {expected[:19]} cannot be unpacked here as it is",
+                    detail="; ".join(lost),
+                    resolution="pull the image as root, on a host that can mount EROFS (dsec doctor says why)",
+                )
             if record.digest != expected:
                 raise StateCorruptedError(
                     f"what was fetched as layer {expected} is another one",

@@ -221,21 +221,26 @@ class Walk:
         if length:
             yield Extent(inode.block << self.bits, length)
 
+    def content(self, inode: Inode) -> Iterator[Extent]:
+        """Yield where an inode's content lies, in order."""
+        yield from self.whole_blocks(inode)
+        if inode.layout == _INLINE and (tail := inode.size & ((1 << self.bits) - 1)):
+            yield Extent(inode.start + inode.body_bytes, tail)
+
+    def directory_parts(self, directory: Inode) -> Iterator[Extent]:
+        """Yield the content of a directory a block at a time, as the kernel reads it."""
+        for extent in self.content(directory):
+            for start in range(extent.start, extent.end, 1 << self.bits):
+                part = Extent(start, min(1 << self.bits, extent.end - start))
+                (_, names, _) = _DIRENT.unpack_from(self._data, part.start)
+                if names < _DIRENT.size or names % _DIRENT.size or names > part.length:
+                    raise _refused(f"the directory block at {part.start} is damaged")
+                yield part
+
     def entries(self, directory: Inode) -> Iterator[tuple[int, int]]:
-        """Yield where each entry of a directory stands, and its inode's number; a block of it at a time, as the kernel
-        reads it.
-        """
-        parts = [
-            Extent(start, min(1 << self.bits, extent.end - start))
-            for extent in self.whole_blocks(directory)
-            for start in range(extent.start, extent.end, 1 << self.bits)
-        ]
-        if directory.layout == _INLINE and (tail := directory.size & ((1 << self.bits) - 1)):
-            parts.append(Extent(directory.start + directory.body_bytes, tail))
-        for part in parts:
-            (_, names, _) = _DIRENT.unpack_from(self._data, part.start)
-            if names < _DIRENT.size or names % _DIRENT.size or names > part.length:
-                raise _refused(f"the directory block at {part.start} is damaged")
+        """Yield where each entry of a directory stands, and its inode's number."""
+        for part in self.directory_parts(directory):
+            names = _DIRENT.unpack_from(self._data, part.start)[1]
             for position in range(0, names, _DIRENT.size):
                 yield part.start + position, _DIRENT.unpack_from(self._data, part.start + position)[0]
 
