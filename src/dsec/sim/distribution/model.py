@@ -11,13 +11,12 @@ an order of its own: two nodes that fetch everything at once then have different
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
 from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
-from dsec.distribution.announcer import COMPLETE, Announcer, Held
+from dsec.distribution.announcer import COMPLETE, Held
 from dsec.distribution.messages import (
     Acknowledgement,
     Announcement,
@@ -29,11 +28,11 @@ from dsec.distribution.messages import (
     LookupReply,
     Report,
 )
-from dsec.distribution.order import spread
 from dsec.distribution.tracker import Tracker
-from dsec.distribution.uploads import Refused, Stage, Uploads
+from dsec.distribution.uploads import Refused, Stage
 from dsec.placement.trust import smoothed
 from dsec.sim.calendar import Calendar, without_garbage_collection
+from dsec.sim.distribution.crowd import Crowd
 from dsec.sim.distribution.mailbox import Mailbox
 from dsec.sim.distribution.measures import Measures
 from dsec.sim.distribution.node import Nature, Question, SimNode, Transfer
@@ -44,7 +43,6 @@ from dsec.sim.result import Result
 
 _LAYER = "f" * 64
 _TICK_S = 1.0
-_LIVES = "one"
 _REPORTED_CHUNKS = 1000
 _NEIGHBOURS = 8
 
@@ -75,10 +73,9 @@ class DistributionModel:
         self._origin = Link(scenario.origin_bytes_per_s)
         self._names = [f"{number:064x}" for number in range(scenario.chunks)]
         self._numbers = {name: number for number, name in enumerate(self._names)}
-        first = spread(self._names, "first")[: scenario.first]
-        self._first = [self._numbers[name] for name in first]
-        self.nodes = [self._node(number) for number in range(scenario.nodes)]
-        self._by_name = {node.name: node for node in [*self._seeds(), *self.nodes]}
+        crowd = Crowd(scenario, self._names, self._chance)
+        self.nodes = crowd.nodes()
+        self._by_name = {node.name: node for node in [*crowd.seeds(), *self.nodes]}
         self._left = scenario.nodes
         self._mailbox = Mailbox(
             self.calendar, scenario.round_trip_s / 2, scenario.tracker_request_s, scenario.tracker_chunk_s
@@ -86,55 +83,6 @@ class DistributionModel:
         self._progress: Callable[[float], None] | None = None
         self._expected = scenario.nodes * (scenario.chunks if scenario.all else scenario.first)
         self._here = 0
-
-    # Set-up.
-
-    def _node(self, number: int) -> SimNode:
-        scenario, troubles = self._scenario, self._scenario.troubles
-        a_wave = -(-scenario.nodes // scenario.waves)
-        wave, place = divmod(number, a_wave)
-        start_s = wave * scenario.wave_every_s + scenario.spread_s * place / a_wave
-        rate = troubles.slow_bytes_per_s if self._chance.random() < troubles.slow_share else scenario.link_bytes_per_s
-        name = f"node-{number}"
-        rest = spread([each for at, each in enumerate(self._names) if at not in set(self._first)], name)
-        wanted = deque(self._first)
-        if scenario.all:
-            wanted.extend(self._numbers[each] for each in rest)
-        return self._made(name, rate, self._nature(), start_s, wanted)
-
-    def _made(self, name: str, rate: float, nature: Nature, start_s: float, wanted: deque[int]) -> SimNode:
-        return SimNode(
-            name=name,
-            up=Link(rate),
-            down=Link(rate),
-            uploads=Uploads(self._scenario.uploads),
-            announcer=Announcer(name, name, _LIVES),
-            nature=nature,
-            start_s=start_s,
-            first=frozenset(self._first),
-            wanted=wanted,
-            first_left=len(self._first),
-        )
-
-    def _nature(self) -> Nature:
-        draw, troubles = self._chance.random(), self._scenario.troubles
-        for nature, share in (
-            (Nature.WRONG, troubles.wrong_share),
-            (Nature.STALLING, troubles.stalling_share),
-            (Nature.LYING, troubles.lying_share),
-        ):
-            if draw < share:
-                return nature
-            draw -= share
-        return Nature.HONEST
-
-    def _seeds(self) -> list[SimNode]:
-        seeds = []
-        for number in range(self._scenario.seeds):
-            node = self._made(f"seed-{number}", self._scenario.link_bytes_per_s, Nature.HONEST, 0.0, deque())
-            node.have = set(range(self._scenario.chunks))
-            seeds.append(node)
-        return seeds
 
     # The run.
 
