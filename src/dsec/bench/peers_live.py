@@ -78,20 +78,16 @@ async def measure_live(context: PureContext) -> list[LiveRun]:
         f"{NODES} real nodes: each in a network namespace, {BITS_PER_S // 10**6} Mbit/s each way by tbf, "
         f"{LAYER_BYTES >> 20} MiB that do not shrink"
     )
-    return await anyio.to_thread.run_sync(_measure, context)
-
-
-def _measure(context: PureContext) -> list[LiveRun]:
     directory = Path(tempfile.mkdtemp(prefix="dsec-peers-"))
     runs = []
     try:
         with peer_hosts(directory / "hosts", NODES) as hosts:
-            manifest = _publish(directory, hosts)
+            manifest = await anyio.to_thread.run_sync(_publish, directory, hosts)
             for host in (hosts.origin, *(each.host for each in hosts.hosts)):
                 host.shape(BITS_PER_S)
             for sample in range(context.options.samples):
                 for way in WAYS:
-                    runs.append(_run(hosts, manifest, way))
+                    runs.append(await _run(hosts, manifest, way))
                     context.progress.say(f"{sample + 1}: {way}: {runs[-1].complete_s:.1f} s")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -110,19 +106,36 @@ def _publish(directory: Path, hosts: PeerHosts) -> str:
     return anyio.run(publish, file, FolderObjectStore(hosts.store)).manifest
 
 
-def _run(hosts: PeerHosts, manifest: str, way: str) -> LiveRun:
-    """Start all daemons with nothing cached, have everything read, and end them.
+async def _run(hosts: PeerHosts, manifest: str, way: str) -> LiveRun:
+    """Have everything read once. Cancelled, it ends after the file that each reads.
 
     Raises:
         RuntimeFailedError: a read failed.
     """
+    ended = threading.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(_set_when_cancelled, ended)
+        run = await anyio.to_thread.run_sync(_measured, hosts, manifest, way, ended)
+        group.cancel_scope.cancel()
+    return run
+
+
+async def _set_when_cancelled(event: threading.Event) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        event.set()
+
+
+def _measured(hosts: PeerHosts, manifest: str, way: str, ended: threading.Event) -> LiveRun:
+    """Start all daemons with nothing cached, have everything read, and end them."""
     try:
         for host in hosts.hosts:
             host.start(DaemonOptions(store_url=hosts.store_url) if way == CENTRAL else hosts.options(host))
         mounts = [host.daemon.mount(manifest) for host in hosts.hosts]
         origin_before = hosts.origin.sent_bytes()
         sent_before = [host.host.sent_bytes() for host in hosts.hosts]
-        complete_s = _read_all(mounts, same_order=way != OWN_ORDER)
+        complete_s = _read_all(mounts, ended, same_order=way != OWN_ORDER)
         sent = [host.host.sent_bytes() - before for host, before in zip(hosts.hosts, sent_before, strict=True)]
         return LiveRun(
             way=way,
@@ -135,7 +148,7 @@ def _run(hosts: PeerHosts, manifest: str, way: str) -> LiveRun:
             host.end()
 
 
-def _read_all(mounts: Sequence[Path], *, same_order: bool) -> float:
+def _read_all(mounts: Sequence[Path], ended: threading.Event, *, same_order: bool) -> float:
     """Read all files on all hosts at once, one after the other on each; return how long the last took."""
     failures: list[str] = []
 
@@ -144,6 +157,8 @@ def _read_all(mounts: Sequence[Path], *, same_order: bool) -> float:
         if not same_order:
             random.Random(number).shuffle(files)
         for file in files:
+            if ended.is_set():
+                return
             try:
                 file.read_bytes()
             except OSError as error:
