@@ -20,7 +20,7 @@ from dsec.distribution.prefetch_budget import BudgetSettings
 from dsec.images import erofs
 from dsec.images.lazy.cache import LayerCache
 from dsec.images.lazy.cached_layer import METADATA
-from dsec.images.lazy.client import LayerDaemon, end_daemon
+from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.conversion import LayerFile, fetch_manifest, publish
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.daemon_wire import Prefetch
@@ -32,6 +32,7 @@ from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
 from dsec.images.lazy.touches import LayerTouches, Touches
 from dsec.images.staging import remove_tree
 from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.ended_layers import end_layers
 
 pytestmark = pytest.mark.root
 
@@ -191,6 +192,14 @@ def test_marks_outlive_their_process(tmp_path: Path, published: Published) -> No
     fresh.close()
 
 
+def test_marks_that_cannot_be_written_keep_nobody_from_anything(tmp_path: Path, published: Published) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    touches = Touches(tmp_path / "file/touches")
+    touches.of(published.manifest).read([1])
+    assert touches.of(published.manifest).use().touched_bytes == CHUNK_BYTES
+    touches.close()
+
+
 def test_marks_of_so_many_layers_are_kept(
     tmp_path: Path, published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +337,4 @@ def test_a_daemon_prefetches_tells_and_remembers_when_it_was_killed(tmp_path: Pa
         assert not daemon.stop_prefetch("box")
         assert "prefetched" in (tmp_path / "lazy/events.jsonl").read_text()
     finally:
-        remove_tree(tmp_path / "lazy/mounts")
-        end_daemon(tmp_path / "lazy")
-        remove_tree(tmp_path / "lazy")
+        end_layers(tmp_path / "lazy")

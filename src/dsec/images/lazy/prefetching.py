@@ -88,8 +88,8 @@ class Prefetching:
                 if not was_brought:
                     # There is no room for it, and none for the next one: what a read needs comes when it is read.
                     self._prefetcher.stop(start.owner)
-        except DsecError:
-            pass  # The fetcher told of it, and a read of it will fail by itself.
+        except (DsecError, OSError):
+            pass  # The fetcher told of it, and a read of it will fail by itself; or its layer went meanwhile.
         finally:
             self._prefetcher.done(piece, was_brought=was_brought)
             self._look()

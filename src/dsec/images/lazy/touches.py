@@ -230,7 +230,10 @@ class Touches:
         self._lock = threading.Lock()
         self._layers: dict[str, LayerTouches] = {}
         if root is not None:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(
+                OSError
+            ):  # A disk that is full or failing loses marks, and keeps nobody from reading.
+                root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def of(self, manifest: LayerManifest) -> LayerTouches:
         """Return the marks of a layer."""
@@ -243,7 +246,8 @@ class Touches:
     def _path(self, manifest_id: str) -> Path | None:
         if self._root is None:
             return None
-        self._make_room(self._root)
+        with contextlib.suppress(OSError):
+            self._make_room(self._root)
         return self._root / f"{manifest_id}{_SUFFIX}"
 
     def _make_room(self, root: Path) -> None:
