@@ -32,6 +32,7 @@ from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
 from dsec.images.lazy.source import ChunkSource, MemorySource, ObjectSource
 from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, encode
 from dsec.images.staging import remove_tree
+from dsec.linux import page_cache, page_eviction
 from dsec.stores.objects_folder import FolderObjectStore
 
 pytestmark = pytest.mark.root
@@ -224,6 +225,16 @@ def test_what_the_kernel_cached_of_a_rotten_file_goes_when_it_is_repaired(
     assert (root / "small/7/77").read_text() == "small 77"
     assert os.readlink(root / "link") == "target of the link"
     assert opened.mounts.verify(manifest.id) == (checked, [])
+
+
+def test_who_serves_a_layer_can_ask_where_its_files_lie(open_server: Open, published: Published) -> None:
+    """The kernel may have to read them for that, and the answer comes from another thread of this very process."""
+    opened = open_server(published.source(), read_timeout_s=2.0)
+    root = opened.mounts.ensure(published.manifest)
+    for number in range(10):
+        with (root / f"small/{number}/{number}").open("rb") as file:
+            page_eviction.evict_device(f"/dev/{_device(opened, published.manifest)}")
+            assert list(page_cache.extents(file.fileno()))
 
 
 def test_pages_that_a_program_has_mapped_stay_until_it_ends(open_server: Open, published: Published) -> None:
