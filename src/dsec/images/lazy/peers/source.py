@@ -136,6 +136,7 @@ class Peers:
         self._given: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._neighbours: dict[str, OrderedDict[Peer, None]] = {}
         self._waiting: dict[str, list[_Question]] = {}
+        self._asking: set[str] = set()
         self._silent_until_s = _NEVER
         self._usual_s = 0.0
         self._ahead = Ahead(clock)
@@ -272,33 +273,42 @@ class Peers:
 
     async def _looked_up(self, layer: str, chunk: str, failures: tuple[Failure, ...]) -> Answer | None:
         question = _Question(chunk, failures)
-        questions = self._waiting.setdefault(layer, [])
-        questions.append(question)
-        if len(questions) == 1:
+        self._waiting.setdefault(layer, []).append(question)
+        if layer not in self._asking:
+            self._asking.add(layer)
             self._group.start_soon(self._look_up, layer)
         await question.done.wait()
         return question.answer
 
     async def _look_up(self, layer: str) -> None:
-        """Ask the tracker all that was asked within a moment."""
+        """Ask the tracker all that was asked within a moment, and then what came up until it answered: a message costs
+        it ten times as much as a chunk in it.
+        """
         await anyio.sleep(self._options.gather_s)
-        questions = self._waiting.pop(layer)
+        try:
+            while questions := self._waiting.pop(layer, []):
+                try:
+                    if self._clock() >= self._silent_until_s:
+                        await self._ask_tracker(layer, questions)
+                finally:
+                    for question in questions:
+                        question.done.set()
+        finally:
+            self._asking.discard(layer)
+
+    async def _ask_tracker(self, layer: str, questions: Sequence[_Question]) -> None:
         failures = tuple(failure for question in questions for failure in question.failures)
         chunks = tuple(dict.fromkeys(question.chunk for question in questions))
+        lookup = Lookup(node=self._own, layer=layer, chunks=chunks, ahead=self._ahead.next(chunks), failures=failures)
         try:
-            lookup = Lookup(
-                node=self._own, layer=layer, chunks=chunks, ahead=self._ahead.next(chunks), failures=failures
-            )
             reply = await self._tracker.look_up(lookup)
-            self._ahead.told(reply.ahead)
-            answers = {answer.chunk: answer for answer in reply.answers}
-            for question in questions:
-                question.answer = answers.get(question.chunk)
         except PeerFailedError:
             self._silent_until_s = self._clock() + self._options.tracker_pause_s
-        finally:
-            for question in questions:
-                question.done.set()
+            return
+        self._ahead.told(reply.ahead)
+        answers = {answer.chunk: answer for answer in reply.answers}
+        for question in questions:
+            question.answer = answers.get(question.chunk)
 
     def _tell(self, failures: Sequence[Failure]) -> None:
         """Tell the tracker, without waiting for it; when it is silent it never hears of these."""
