@@ -28,6 +28,8 @@ class Entry:
         mode: permission bits.
         uid, gid: owner.
         mtime_s: seconds since the epoch.
+        mtime_rest_ns: nanoseconds beyond, where they are to be kept: of what is a layer already. A layer that is made
+            of an archive has whole seconds (docs/formats/image-store.md).
         size_bytes: content of a file.
         link: target of a link.
         device: device number, as `os.makedev` makes it.
@@ -41,11 +43,17 @@ class Entry:
     uid: int = 0
     gid: int = 0
     mtime_s: float = 0.0
+    mtime_rest_ns: int = 0
     size_bytes: int = 0
     link: bytes = b""
     device: int = 0
     xattrs: Mapping[bytes, bytes] = field(default_factory=dict)
     is_whiteout: bool = False
+
+    @property
+    def mtime_ns(self) -> int:
+        """Nanoseconds since the epoch, as they are written: none before it, and none after the year 2242."""
+        return max(0, min(int(self.mtime_s), 1 << 33)) * 1_000_000_000 + self.mtime_rest_ns
 
     @property
     def is_device(self) -> bool:

@@ -145,7 +145,8 @@ def _copy(layer: int, number: int, decided: _Decided, writer: TreeWriter) -> Non
     for node in walk(layer):
         if decided.owner.get(node.path) != number:
             continue
-        entry, status = entry_of(node), node.status
+        status = node.status
+        entry = replace(entry_of(node), mtime_rest_ns=status.st_mtime_ns % 1_000_000_000)
         if entry.kind is not EntryKind.DIRECTORY and status.st_nlink > 1:
             first = linked.setdefault((status.st_dev, status.st_ino), node.path)
             if first != node.path:

@@ -73,7 +73,7 @@ class _Directory:
     mode: int = 0o755
     uid: int = 0
     gid: int = 0
-    mtime_s: float = 0.0
+    mtime_ns: int = 0
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
 
 
@@ -233,7 +233,7 @@ class TreeWriter:
 
     def _directory(self, entry: Entry) -> _Directory:
         xattrs = dict(self._kept_xattrs(entry))
-        return _Directory(mode=entry.mode, uid=entry.uid, gid=entry.gid, mtime_s=entry.mtime_s, xattrs=xattrs)
+        return _Directory(mode=entry.mode, uid=entry.uid, gid=entry.gid, mtime_ns=entry.mtime_ns, xattrs=xattrs)
 
     def _write_file(self, parent: int, name: bytes, entry: Entry, content: Iterable[bytes]) -> None:
         fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
@@ -243,7 +243,7 @@ class TreeWriter:
             os.fchmod(fd, entry.mode)
             for key, value in self._kept_xattrs(entry):
                 self._set_xattr(fd, key, value)
-            _set_time(fd, entry.mtime_s)
+            os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         finally:
             os.close(fd)
 
@@ -264,8 +264,7 @@ class TreeWriter:
             os.chmod(name, entry.mode, dir_fd=parent)
         for key, value in self._kept_xattrs(entry):
             self._set_xattr(b"/proc/self/fd/%d/%s" % (parent, name), key, value)
-        time_ns = _nanoseconds(entry.mtime_s)
-        os.utime(name, ns=(time_ns, time_ns), dir_fd=parent, follow_symlinks=False)
+        os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def _link(self, parent: int, name: bytes, entry: Entry) -> None:
         target = self.clean_path(entry.link.lstrip(b"/"))
@@ -334,7 +333,7 @@ class TreeWriter:
                 for key, value in (wanted.xattrs | self._further.get(path, {})).items():
                     self._set_xattr(fd, key, value)
                 os.fchmod(fd, wanted.mode)
-                _set_time(fd, wanted.mtime_s)
+                os.utime(fd, ns=(wanted.mtime_ns, wanted.mtime_ns))
             finally:
                 os.close(fd)
         self._close_parent()
@@ -448,15 +447,6 @@ def _make_room(parent: int, name: bytes, shown: bytes) -> None:
         os.rmdir(name, dir_fd=parent)
     except OSError as error:
         raise _unsafe(shown, "it replaces a directory that has content") from error
-
-
-def _nanoseconds(time_s: float) -> int:
-    return max(0, min(int(time_s), 1 << 33)) * 1_000_000_000
-
-
-def _set_time(fd: int, time_s: float) -> None:
-    time_ns = _nanoseconds(time_s)
-    os.utime(fd, ns=(time_ns, time_ns))
 
 
 def copy_tree(

@@ -66,7 +66,8 @@ def _make_entry(path: Path, kind: str, number: int, files: list[Path]) -> None:
     else:
         _make_file(path, number, capable=kind == "capable")
         files.append(path)
-    os.utime(path, (1_000_000 + number, 1_000_000 + number), follow_symlinks=False)
+    time_ns = 1_000_000_000_123_456_789 + number
+    os.utime(path, ns=(time_ns, time_ns), follow_symlinks=False)
 
 
 def _make_file(path: Path, number: int, *, capable: bool) -> None:
