@@ -11,10 +11,11 @@ from typing import TypeVar
 import anyio
 import pytest
 
-from dsec.base.errors import CapabilityMissingError
+from dsec.base.errors import CapabilityMissingError, PermissionDeniedError
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
+from dsec.testing.faulty_store import FaultyObjectStore
 from dsec.testing.image_hosts import ImageHosts, image_hosts
 from dsec.testing.image_suite import make_tree
 
@@ -91,3 +92,16 @@ def test_pulls_of_one_image_at_once_make_one_image(hosts: ImageHosts, tmp_path: 
     assert list((there.root / "staging").iterdir()) == []
     paths = there.mount([image.name]).layer_paths
     assert [(path / name).read_text() for path, name in zip(paths, "ab", strict=True)] == ["a" * 5000, "b" * 5000]
+
+
+def test_whoever_may_only_read_a_store_pulls_and_holds_nothing_there(hosts: ImageHosts, tmp_path: Path) -> None:
+    reference = _publish(hosts, tmp_path)
+
+    class ReadOnly(FaultyObjectStore):
+        async def put(self, key: str, data: bytes, *, if_absent: bool = False, timeout_s: float = 60.0) -> bool:
+            raise PermissionDeniedError("this store may be read only")
+
+    there = hosts.host("there")
+    _run(lambda: pull_image(there, reference, ReadOnly(hosts.objects)))
+    assert (there.mount(["mine:v1"]).layer_paths[0] / "a").read_text() == "a" * 5000
+    assert not (tmp_path / "objects/layers/pins").exists()
