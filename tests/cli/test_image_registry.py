@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dsec.images.lazy.client import end_daemon
-from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
+from dsec.testing.ended_layers import layers_ended
 from dsec.testing.image_suite import make_tree
 from dsec.testing.registry_server import RegistryServer, auth_file, basic_auth, find_registry, run_registry
 
@@ -47,12 +46,9 @@ def test_an_image_goes_to_a_registry_and_comes_from_it(tmp_path: Path, registry:
     assert pulled.returncode == 0, pulled.stderr
     (shown,) = json.loads(pulled.stdout)["layers"]
     assert (shown["digest"], shown["format"]) == (layer, "lazy")
-    try:
+    with layers_ended(tmp_path / "there/images/lazy"):
         eager = dsec("there", "pull", f"{registry.host}/team/mine:v1", "--eager", "--name", "whole", "--json")
         assert json.loads(eager.stdout)["layers"][0]["format"] == "erofs"
-    finally:
-        remove_tree(tmp_path / "there/images/lazy/mounts")
-        end_daemon(tmp_path / "there/images/lazy")
     environment["REGISTRY_AUTH_FILE"] = str(tmp_path / "none.json")
     refused = dsec("there", "pull", f"{registry.host}/team/mine:v1")
     assert refused.returncode == 77

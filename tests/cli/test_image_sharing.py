@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dsec.images.lazy.client import end_daemon
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
+from dsec.testing.ended_layers import layers_ended
 from dsec.testing.image_suite import make_tree
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -38,10 +38,10 @@ def test_an_image_is_published_here_and_pulled_there(tmp_path: Path) -> None:
     assert listed["layers"][0]["here_bytes"] == 0
     shown = _dsec(tmp_path / "there", url, "inspect", "mine:v1")
     assert f"{digest} lazy 4.0 KiB, 0 B of it here" in shown.stdout
-    whole = _dsec(tmp_path / "there", url, "pull", reference, "--eager", "--json")
+    with layers_ended(tmp_path / "there/images/lazy"):
+        whole = _dsec(tmp_path / "there", url, "pull", reference, "--eager", "--json")
     assert json.loads(whole.stdout)["layers"] == [{"digest": digest, "format": "erofs", "size_bytes": 4096}]
     assert whole.stderr.endswith("pulling: 4.0 KiB of 4.0 KiB\n")
-    end_daemon(tmp_path / "there/images/lazy")
 
 
 def test_what_cannot_be_pulled_is_said_with_its_code(tmp_path: Path) -> None:

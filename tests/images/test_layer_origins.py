@@ -15,16 +15,16 @@ from dsec.base.errors import CapabilityMissingError, InvalidRequestError, Object
 from dsec.images import erofs
 from dsec.images.layers import LayerRecord
 from dsec.images.lazy import origins as origins_module
-from dsec.images.lazy.client import LayerDaemon, end_daemon, looked_after
+from dsec.images.lazy.client import LayerDaemon, looked_after
 from dsec.images.lazy.conversion import LayerFile, manifest_key, publish
 from dsec.images.lazy.daemon_options import DaemonOptions, read_options
 from dsec.images.lazy.origins import Origins, open_origin
 from dsec.images.lazy.source import ObjectSource
-from dsec.images.staging import remove_tree
 from dsec.linux.processes import ProcessIdentity
 from dsec.model.image import LayerFormat
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.chunk_source_suite import stored_chunks
+from dsec.testing.ended_layers import layers_ended
 
 _FILE_BYTES = 9 << 20
 
@@ -53,10 +53,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Place]:
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
     root = tmp_path / "lazy"
-    yield root
-    remove_tree(root / "mounts")
-    end_daemon(root)
-    remove_tree(root)
+    with layers_ended(root):
+        yield root
 
 
 def _killed(daemon: LayerDaemon) -> None:

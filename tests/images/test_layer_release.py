@@ -11,13 +11,13 @@ import anyio
 import pytest
 
 from dsec.images.layer_use import LayerUse
-from dsec.images.lazy.client import LayerDaemon, end_daemon
+from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.sharing import publish_image, pull_image
-from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.ended_layers import layers_ended
 from dsec.testing.image_suite import make_tree
 from dsec.testing.releasing import release_all
 
@@ -109,13 +109,10 @@ def make_store(tmp_path: Path) -> Iterator[Callable[[_Node], LocalImageStore]]:
         store.add_image("mine", [low, high], ImageConfig(), source="test")
         return store
 
-    yield make
-    for store in opened:
-        store.close()
-        remove_tree(store.root / "mounts")
-        remove_tree(store.root / "lazy/mounts")
-        end_daemon(store.root / "lazy")
-        remove_tree(store.root / "lazy")
+    with layers_ended(tmp_path / "here/lazy"):
+        yield make
+        for store in opened:
+            store.close()
 
 
 @pytest.mark.root

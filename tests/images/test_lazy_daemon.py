@@ -24,9 +24,9 @@ from dsec.images.lazy.daemon import EventFile
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.daemon_wire import Answer
 from dsec.images.lazy.fetching import LayerEvent, LayerEventKind
-from dsec.images.staging import remove_tree
 from dsec.linux.processes import ProcessIdentity
 from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.ended_layers import layers_ended
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -58,10 +58,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 def daemon(tmp_path: Path, published: Published) -> Iterator[LayerDaemon]:
     root = tmp_path / "lazy"
     daemon = LayerDaemon(root, DaemonOptions(store_url=published.url))
-    yield daemon
-    remove_tree(root / "mounts")
-    end_daemon(root)
-    remove_tree(root)
+    with layers_ended(root):
+        yield daemon
 
 
 def _wait_gone(pid: int) -> None:
@@ -153,12 +151,13 @@ def test_what_was_fetched_is_recorded_when_it_is_told_to_end(daemon: LayerDaemon
 
 def test_it_ends_when_nothing_is_mounted_and_nobody_asks(tmp_path: Path, published: Published) -> None:
     daemon = LayerDaemon(tmp_path / "lazy", DaemonOptions(store_url=published.url, idle_s=0.2))
-    daemon.mount(published.manifest)
-    status = daemon.status()
-    time.sleep(0.5)
-    assert daemon.status().pid == status.pid, "something is mounted"
-    assert daemon.unmount(published.manifest)
-    _wait_gone(status.keeper_pid)
+    with layers_ended(daemon.root):
+        daemon.mount(published.manifest)
+        status = daemon.status()
+        time.sleep(0.5)
+        assert daemon.status().pid == status.pid, "something is mounted"
+        assert daemon.unmount(published.manifest)
+        _wait_gone(status.keeper_pid)
 
 
 def test_what_it_refuses_it_refuses_in_words(tmp_path: Path, daemon: LayerDaemon) -> None:

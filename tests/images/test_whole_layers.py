@@ -36,6 +36,7 @@ from dsec.linux.processes import ProcessIdentity
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.countdown import Countdown
+from dsec.testing.ended_layers import end_layers
 from dsec.testing.releasing import release_all
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -120,12 +121,11 @@ def open_host(tmp_path: Path, published: Published) -> Iterator[OpenHost]:
         return hosts[-1]
 
     yield open_one
-    for host in hosts:
-        host.store.close()
-        remove_tree(host.store.root / "mounts")
-        remove_tree(host.daemon.root / "mounts")
-        end_daemon(host.daemon.root)
-        remove_tree(host.daemon.root)
+    try:
+        for host in hosts:
+            host.store.close()
+    finally:
+        end_layers(*(host.daemon.root for host in hosts))
 
 
 def _read(root: Path) -> dict[str, bytes]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dsec.images.lazy.client import LayerDaemon, end_daemon
+from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.ended_layers import end_layers
 
 
 class ImageHosts:
@@ -41,12 +41,11 @@ class ImageHosts:
 
     def close(self) -> None:
         """End the daemons and unmount everything."""
-        for store, daemon in zip(self._stores, self._daemons, strict=True):
-            store.close()
-            remove_tree(store.root / "mounts")
-            remove_tree(daemon.root / "mounts")
-            end_daemon(daemon.root)
-            remove_tree(daemon.root)
+        try:
+            for store in self._stores:
+                store.close()
+        finally:
+            end_layers(*(daemon.root for daemon in self._daemons))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsec.images.lazy.client import LAZY, end_daemon
 from dsec.linux import mounts
 from dsec.linux.swap import swap_table
 from dsec.node.state.swap import SWAP_FILE, SwapFile
@@ -141,6 +142,7 @@ def clear_away(state_dir: Path) -> None:
             os.kill(pid, signal.SIGKILL)
     except (OSError, ValueError):
         pass  # Nobody does.
+    end_daemon(state_dir / "images" / LAZY)
     # A deleted file would stay on until the host restarts.
     SwapFile(state_dir / SWAP_FILE, 0).remove()
     for entry in mounts.mounts_under(state_dir):

@@ -29,7 +29,7 @@ from dsec.base.errors import (
 )
 from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
-from dsec.images.lazy.client import LayerDaemon, end_daemon
+from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.collection.local import collect_local
 from dsec.images.lazy.daemon_options import DaemonOptions
 from dsec.images.lazy.traces import Trace, TracedLayer, TraceShelf
@@ -42,9 +42,9 @@ from dsec.images.registry.push import PushedImage, PushRequest, push_image
 from dsec.images.registry.reference import Reference, parse_reference
 from dsec.images.registry.retrying import Backoff
 from dsec.images.registry.upload import BlobFile, put_manifest, upload_blob
-from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
+from dsec.testing.ended_layers import end_layers
 from dsec.testing.faulty_registry import (
     Fault,
     FaultyRegistry,
@@ -105,19 +105,21 @@ class Hosts:
         return self.speak(partial(pull_from_registry, store, request))
 
     def close(self) -> None:
-        for store in self._stores:
-            store.close()
-            remove_tree(store.root / "mounts")
-            remove_tree(store.root / "lazy/mounts")
-            end_daemon(store.root / "lazy")
+        try:
+            for store in self._stores:
+                store.close()
+        finally:
+            end_layers(*(store.root / "lazy" for store in self._stores))
 
 
 @pytest.fixture
 def hosts(tmp_path: Path, registry: RegistryServer) -> Iterator[Hosts]:
     with run_faulty_registry(registry.host) as proxy:
         made = Hosts(tmp_path, proxy)
-        yield made
-        made.close()
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 def _image(store: LocalImageStore, tmp_path: Path, name: str = "mine:v1") -> ImageInfo:
