@@ -21,7 +21,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from dsec.base.errors import RuntimeFailedError
+from dsec.base.errors import DeadlineExceededError, RuntimeFailedError
 from dsec.base.units import KIB, MIB
 from dsec.bench.context import BenchContext
 from dsec.bench.distribution import distribution, percentile, ratio
@@ -67,6 +67,7 @@ class _Burst:
         count: sandboxes of a burst.
         done_s: when each sandbox of each burst was done, by way.
         fetched_bytes: content that each lazy burst fetched.
+        late: creations that the host did not get to within their deadline.
     """
 
     node: Node
@@ -75,6 +76,7 @@ class _Burst:
     count: int
     done_s: dict[str, list[list[float]]] = field(default_factory=dict)
     fetched_bytes: list[int] = field(default_factory=list)
+    late: int = 0
 
     async def lazy(self) -> float:
         """Burst from nothing, loading what is touched."""
@@ -123,7 +125,7 @@ class _Burst:
         async def one(name: str) -> None:
             if (event := ready[name]) is not None:
                 await event.wait()
-            sandbox_id = (await self.node.create(SandboxSpec(image=name))).sandbox_id
+            sandbox_id = await self._created(name)
             result = await self.node.run(sandbox_id, CommandRequest(argv=("python3", "-c", _SCRIPT)))
             ends.append(time.perf_counter() - begin)
             await self.node.remove(sandbox_id)
@@ -135,6 +137,14 @@ class _Burst:
                 group.start_soon(one, names[number % len(names)])
         done.append(sorted(ends))
         return max(ends)
+
+    async def _created(self, image: str) -> str:
+        """Create a sandbox; one that the host did not get to within the deadline is asked for again, as clients do."""
+        while True:
+            try:
+                return (await self.node.create(SandboxSpec(image=image))).sandbox_id
+            except DeadlineExceededError:
+                self.late += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +243,8 @@ async def _measure(context: BenchContext, asked_bits: int, store: ShapedStore, b
             for way, sample in ways.items():
                 seconds[way].append(await sample())
                 advance()
+    if burst.late:
+        context.note(f"the host did not get to {burst.late} creations within 30 s; they were asked for again")
     size_bytes = burst.images.size_bytes()
     return _AtRate(asked_bits, bits, seconds, burst.done_s, burst.fetched_bytes, size_bytes)
 
