@@ -11,6 +11,7 @@ the tracker is asked again after a while. A chunk that no peer has is `ObjectNot
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -256,10 +257,11 @@ class Peers:
         if answer is None:
             known = [
                 Candidate(node=peer.node, address=peer.url)
-                for peer in reversed(self._neighbours.get(layer, {}))
+                for peer in self._neighbours.get(layer, {})
                 if not self._shuns(peer.node, chunk)
             ]
-            return Answer(chunk=chunk, peers=tuple(known[:2])) if known else None
+            # Any of them: were it always the last, all who are ahead of others would be asked by all.
+            return Answer(chunk=chunk, peers=tuple(random.sample(known, min(2, len(known))))) if known else None
         if not answer.peers:
             return answer
         sifted = self._sifted(answer)
