@@ -73,6 +73,14 @@ def test_another_grace_period_than_the_stores_is_refused(tmp_path: Path, store: 
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    for command in ("gc", "ls"):
-        assert _dsec(tmp_path, command, "--store", f"file://{tmp_path}/none").exit_code == 66
+    for command in (["gc"], ["ls"], ["unpublish", "env:v1"], ["pull", "env:v1"]):
+        assert _dsec(tmp_path, *command, "--store", f"file://{tmp_path}/none").exit_code == 66
     assert not (tmp_path / "none").exists()
+
+
+def test_without_a_url_it_is_the_store_of_this_hosts_node(tmp_path: Path, store: FolderObjectStore) -> None:
+    settings = ["--state-dir", str(tmp_path / "state"), "--set", f"store={store.url}", "image"]
+    listed = CliRunner().invoke(cli, [*settings, "ls", "--store", "--json"])
+    assert [image["name"] for image in json.loads(listed.output)] == ["env:v1"]
+    collected = CliRunner().invoke(cli, [*settings, "gc", "--store", "--dry-run"])
+    assert collected.output.startswith("images: 1, manifests: 1, ")

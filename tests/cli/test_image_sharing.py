@@ -44,7 +44,24 @@ def test_an_image_is_published_here_and_pulled_there(tmp_path: Path) -> None:
     assert whole.stderr.endswith("pulling: 4.0 KiB of 4.0 KiB\n")
 
 
+def test_who_pulls_a_tag_has_it_under_the_tag_from_the_store_that_is_named(tmp_path: Path) -> None:
+    url = (tmp_path / "objects").as_uri()
+    store = LocalImageStore(tmp_path / "here/images")
+    store.add_image("mine", [store.add_layer(make_tree(tmp_path / "tree", a="1"))], ImageConfig(), source="test")
+    store.close()
+    _dsec(tmp_path / "here", url, "publish", "mine", "--tag", "team:v1")
+    there, none = tmp_path / "there", (tmp_path / "none").as_uri()
+    pulled = _dsec(there, none, "pull", "team:v1", "--store", url)
+    assert pulled.stdout.startswith("team:v1  ")
+    assert pulled.stderr == "make a sandbox of it: dsec sandbox create team:v1\n"
+    refused = _dsec(there, none, "pull", "team:v1")
+    assert refused.returncode == 66
+    assert "is not there" in refused.stderr
+    assert not (tmp_path / "none").exists()
+
+
 def test_what_cannot_be_pulled_is_said_with_its_code(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
     url = (tmp_path / "objects").as_uri()
     refused = _dsec(tmp_path / "there", url, "pull", "b3:" + "0" * 64)
     assert refused.returncode == 66

@@ -185,7 +185,14 @@ def prepare(options: Options, name: str, as_json: bool) -> None:
 
 
 @image.command(name="ls")
-@click.option("--store", "url", metavar="URL", help="Those of an object store; `node`: of this host's node's.")
+@click.option(
+    "--store",
+    "url",
+    metavar="[URL]",
+    is_flag=False,
+    flag_value="node",
+    help="Those of an object store; without a URL, or with `node`, of the one that this host's node uses.",
+)
 @json_option
 @pass_options
 def ls(options: Options, url: str | None, as_json: bool) -> None:

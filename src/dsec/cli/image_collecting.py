@@ -9,7 +9,7 @@ import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.image import opened_store, store_url
-from dsec.cli.image_sharing import store_option, with_objects
+from dsec.cli.image_sharing import existing, store_option, with_objects
 from dsec.cli.output import note, print_json, print_table, printable
 from dsec.cli.parameters import duration, json_option
 
@@ -31,7 +31,7 @@ def unpublish(options: Options, image: str, url: str | None, as_json: bool) -> N
     """
     from dsec.images.lazy.collection.roots import unpublish as forget
 
-    gone = with_objects(options, url, lambda objects: forget(objects, image))
+    gone = with_objects(options, existing(options, url), lambda objects: forget(objects, image))
     if as_json:
         print_json({"reference": gone})
     else:
@@ -42,9 +42,11 @@ def unpublish(options: Options, image: str, url: str | None, as_json: bool) -> N
 @click.option(
     "--store",
     "url",
-    metavar="URL",
-    help="Collect in this object store, in place of this host: file:///path, s3://bucket/prefix, or `node` for the "
-    "one that this host's node uses.",
+    metavar="[URL]",
+    is_flag=False,
+    flag_value="node",
+    help="Collect in this object store, in place of this host: file:///path or s3://bucket/prefix; without a URL, or "
+    "with `node`, the one that this host's node uses.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done and do nothing.")
 @click.option(
@@ -75,17 +77,8 @@ def gc(options: Options, url: str | None, dry_run: bool, grace_s: float | None, 
 
         return await collect_layers(await open_layer_objects(objects, grace_s=grace_s), dry_run=dry_run, say=_say)
 
-    where = _existing(options, url)
+    where = existing(options, url)
     _print_collection(with_objects(options, where, collect), as_json)
-
-
-def _existing(options: Options, url: str) -> str:
-    """Return the URL of an object store that is there: opening a folder would make it."""
-    from dsec.cli.store import require_folder
-
-    where = store_url(options) if url == "node" else url
-    require_folder(where)
-    return where
 
 
 def _say(line: str) -> None:
@@ -142,7 +135,7 @@ def list_store(options: Options, url: str, as_json: bool) -> None:
     from dsec.cli.output import age
     from dsec.images.lazy.collection.roots import list_published
 
-    found = with_objects(options, _existing(options, url), list_published)
+    found = with_objects(options, existing(options, url), list_published)
     if as_json:
         print_json(found)
         return

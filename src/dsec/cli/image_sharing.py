@@ -13,9 +13,11 @@ import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.image import opened_store, show_made
+from dsec.cli.output import note, print_json, printable
 from dsec.cli.parameters import json_option
 
 if TYPE_CHECKING:
+    from dsec.model.image import ImageInfo
     from dsec.stores.objects import ObjectStore
 
 T = TypeVar("T")
@@ -37,7 +39,6 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
     Its traces (`dsec image trace`) go with it.
     """
     from dsec.base.units import format_size
-    from dsec.cli.output import note, print_json
     from dsec.images.lazy.sharing import publish_image
 
     with opened_store(options) as images:
@@ -53,17 +54,19 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
 
 @click.command(name="pull")
 @click.argument("reference")
-@click.option("--name", metavar="NAME", help="Its name here.  [the one it was published under, or its reference]")
+@click.option(
+    "--name", metavar="NAME", help="Its name here.  [REFERENCE; of a b3: reference the name it was published from]"
+)
 @click.option("--eager", is_flag=True, help="Fetch all of it now.")
+@store_option
 @json_option
 @pass_options
-def pull(options: Options, reference: str, name: str | None, eager: bool, as_json: bool) -> None:
+def pull(options: Options, reference: str, name: str | None, eager: bool, url: str | None, as_json: bool) -> None:
     """Make a published image known here at once; what it consists of comes when it is touched.
 
-    REFERENCE is what `dsec image publish` printed, or a tag, which is what its store says: the image comes from the
-    object store that this host's node uses (setting `store`). Or it is HOST[:PORT]/REPOSITORY:TAG, or @sha256:DIGEST in
-    place of the tag: the image comes from a registry, either one of ours (`dsec image push`), or an ordinary one, all
-    of which is fetched and converted.
+    REFERENCE is what `dsec image publish` printed, or a tag, which is what its store says: the image comes from an
+    object store. Or it is HOST[:PORT]/REPOSITORY:TAG, or @sha256:DIGEST in place of the tag: the image comes from a
+    registry, either one of ours (`dsec image push`), or an ordinary one, all of which is fetched and converted.
 
     Store or registry must stay reachable as long as not all of an image is here. A layer that is here already stays as
     it is, but --eager makes one whole that was loaded when touched. When a pull is killed, the next goes on from there.
@@ -74,16 +77,40 @@ def pull(options: Options, reference: str, name: str | None, eager: bool, as_jso
     if names_registry(reference):
         from dsec.cli.image_registry import pull_from_registry
 
-        show_made(pull_from_registry(options, reference, name=name, eager=eager), as_json)
+        if url is not None:
+            raise click.UsageError(f"--store is about object stores, and {printable(reference)} is in a registry.")
+        _show_pulled(pull_from_registry(options, reference, name=name, eager=eager), as_json)
         return
 
+    where = existing(options, url)
     with opened_store(options) as images, bytes_shown("pulling") as progress:
         made = with_objects(
             options,
-            None,
+            where,
             lambda objects: pull_image(images, reference, objects, name=name, eager=eager, progress=progress),
         )
+    _show_pulled(made, as_json)
+
+
+def _show_pulled(made: ImageInfo, as_json: bool) -> None:
     show_made(made, as_json)
+    if not as_json:
+        note(f"make a sandbox of it: dsec sandbox create {made.name}")
+
+
+def existing(options: Options, url: str | None) -> str:
+    """Return the URL of an object store that is there, for whoever reads: opening a folder would make it.
+
+    Args:
+        options: of this command.
+        url: that was given; None or `node`: the one that this host's node uses.
+    """
+    from dsec.cli.image import store_url
+    from dsec.cli.store import require_folder
+
+    where = store_url(options) if url in (None, "node") else url
+    require_folder(where)
+    return where
 
 
 @contextmanager

@@ -39,7 +39,15 @@ from dsec.images.lazy.collection.publishing import (
 )
 from dsec.images.lazy.collection.roots import fetch_document, pin, resolve
 from dsec.images.lazy.conversion import LayerFile, fetch_manifest
-from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, encode_document, image_key, name_in
+from dsec.images.lazy.document import (
+    VERSION,
+    DocumentLayer,
+    ImageDocument,
+    encode_document,
+    image_key,
+    is_reference,
+    name_in,
+)
 from dsec.images.lazy.laid_out import LaidOut, lay_out_image
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.published_traces import publish_traces, pull_traces
@@ -177,7 +185,7 @@ async def pull_image(
         images: where it is to be known.
         image: the reference that `publish_image` returned; or a tag, which means what the store says.
         store: has the image; its lazy layers come from there, and it is told that this host holds them.
-        name: of the image here; None: the one it was published under.
+        name: of the image here; None: the tag, or with a reference the name that it was published from.
         eager: fetch all of it, so that its layers are like those that were made here.
         progress: of that; told now and then, from the event loop.
 
@@ -201,8 +209,10 @@ async def pull_image(
         if eager:
             await _fetch_whole(images, manifests, store.url, progress)
         source = f"{document.source} ({store.url})"
+        # Who pulls by a tag expects to find it so, as with a registry; a reference is no name that anybody can type.
+        default_name = document.name if is_reference(image) else image
         made = await anyio.to_thread.run_sync(
-            lambda: images.add_image(name or document.name, digests, document.config, source=source)
+            lambda: images.add_image(name or default_name, digests, document.config, source=source)
         )
     await pull_traces(images, made, reference, store)
     # The image is here, and a full disk may not take that back for the sake of a note.
@@ -239,7 +249,7 @@ async def _hold(
     if await store.head(image_key(name_in(reference))) is None:
         raise ObjectNotFoundError(
             f"image {reference} was unpublished from {store.url} while it was pulled",
-            resolution="`dsec image ls --store URL` lists what is there",
+            resolution=f"`dsec image ls --store {store.url}` lists what is there",
         )
 
 

@@ -68,7 +68,8 @@ async def fetch_document(store: ObjectStore, reference: str) -> ImageDocument:
     except ObjectNotFoundError as error:
         raise ObjectNotFoundError(
             f"{store.url} has no image {reference}",
-            resolution="publish it there, or name the right --store; `dsec image ls --store URL` lists what is there",
+            resolution="publish it there, or name the right --store; "
+            f"`dsec image ls --store {store.url}` lists what is there",
         ) from error
     return decode_document(data, reference, store.url)
 
@@ -113,7 +114,8 @@ async def resolve_tag(store: ObjectStore, name: str) -> str:
     except ObjectNotFoundError as error:
         raise ObjectNotFoundError(
             f"{store.url} has no image tagged {canonical_name(name)!r}",
-            resolution="`dsec image ls --store URL` lists what is there; `dsec image publish IMAGE --tag NAME` tags",
+            resolution=f"`dsec image ls --store {store.url}` lists what is there; `dsec image publish IMAGE --tag "
+            f"{canonical_name(name)}` tags; --store names another store",
         ) from error
     return _decode_tag(data, canonical_name(name), store.url).reference
 
@@ -153,7 +155,8 @@ async def unpublish(store: ObjectStore, image: str) -> str:
     except ObjectNotFoundError:
         if is_reference(image):
             raise ObjectNotFoundError(
-                f"{store.url} has no image {image}", resolution="`dsec image ls --store URL` lists what is there"
+                f"{store.url} has no image {image}",
+                resolution=f"`dsec image ls --store {store.url}` lists what is there",
             ) from None
         return reference
     await store.delete([key])
