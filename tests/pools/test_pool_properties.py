@@ -46,6 +46,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.queued: set[str] = set()
         self.waiting: dict[str, str] = {}
         self.passed: Counter[str] = Counter()
+        self.ahead: dict[str, int] = {}
 
     def tell(self, event: events.PoolEvent) -> None:
         for action in self.pool.handle(event, self.now_s):
@@ -81,6 +82,7 @@ class PoolMachine(RuleBasedStateMachine):
     def arrive(self, group: str) -> None:
         self.asked += 1
         task = f"t{self.asked}"
+        self.ahead[task] = list(self.waiting.values()).count(group)
         self.waiting[task] = group
         self.tell(events.TaskArrived(task, group))
 
@@ -170,16 +172,12 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_passed_over_beyond_the_bound(self) -> None:
-        """The head of a group waits for at most one hand-out to each other group, then for its own turn."""
+        """Each of a group waits for at most one hand-out to each other group for itself and for each that was ahead of
+        it in its own when it came."""
         if not hasattr(self, "pool"):
             return
-        heads: dict[str, str] = {}
-        for task, group in self.waiting.items():
-            heads.setdefault(group, task)
-        ahead: Counter[str] = Counter()
-        for task, group in self.waiting.items():
-            assert self.passed[task] <= 2 * (ahead[group] + 1)  # There are two other groups.
-            ahead[group] += 1
+        for task in self.waiting:
+            assert self.passed[task] <= 2 * (self.ahead[task] + 1)  # There are two other groups.
         for task in list(self.passed):
             if task not in self.waiting:
                 del self.passed[task]
