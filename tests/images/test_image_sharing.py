@@ -21,8 +21,10 @@ from dsec.base.errors import (
     StateCorruptedError,
 )
 from dsec.images.durable import try_lock
-from dsec.images.lazy.conversion import LayerFile, publish
+from dsec.images.lazy.collection import publishing
+from dsec.images.lazy.conversion import LayerFile, Sink, convert, publish
 from dsec.images.lazy.document import image_key
+from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.stored import name_of
 from dsec.images.staging import remove_tree
@@ -166,6 +168,51 @@ def test_publishing_again_sends_nothing(hosts: ImageHosts, tmp_path: Path) -> No
     _, reference = _publish(hosts, tmp_path)
     again = _run(lambda: publish_image(hosts.host("here"), "mine:v1", hosts.objects))
     assert (again.reference, again.new_chunks) == (reference, 0)
+
+
+def test_what_a_store_has_is_not_cut_again(hosts: ImageHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, reference = _publish(hosts, tmp_path)
+    here = hosts.host("here")
+    cuts: list[LayerFile] = []
+
+    def counted(file: LayerFile, sink: Sink) -> LayerManifest:
+        cuts.append(file)
+        return convert(file, sink)
+
+    monkeypatch.setattr(publishing, "convert", counted)
+
+    def publish_again() -> tuple[int, int]:
+        cuts.clear()
+        again = _run(lambda: publish_image(here, "mine:v1", hosts.objects))
+        assert again.reference == reference
+        return len(cuts), again.new_chunks
+
+    assert publish_again() == (0, 0)
+    # What is missing in the store is cut and sent, and only its layer.
+    chunks = sorted((tmp_path / "objects/layers/chunks").glob("*/*"))
+    kept = chunks[0].read_bytes()
+    chunks[0].unlink()
+    assert publish_again() == (1, 1)
+    assert chunks[0].read_bytes() == kept
+    manifest = next((tmp_path / "objects/layers/manifests").iterdir())
+    manifest.unlink()
+    assert publish_again() == (0, 0)
+    assert manifest.exists()
+    # So is what is noted wrongly, or not at all.
+    first, second = (here.root / "cut").iterdir()
+    first.write_bytes(first.read_bytes()[:-100])
+    second.write_bytes(second.read_bytes().replace(b'"layout":1', b'"layout":0'))
+    assert publish_again() == (2, 0)
+    assert publish_again() == (0, 0)
+    elsewhere = FolderObjectStore(tmp_path / "elsewhere")
+    assert _run(lambda: publish_image(here, "mine:v1", elsewhere)).new_chunks == len(chunks)
+    assert len(cuts) == 2
+    # Notes go with their layers.
+    here.remove("mine:v1")
+    other = here.add_layer(make_tree(tmp_path / "c", c="3"))
+    here.add_image("mine:v2", [other], _CONFIG, source="test")
+    _run(lambda: publish_image(here, "mine:v2", hosts.objects))
+    assert [note.stem for note in (here.root / "cut").iterdir()] == [other.removeprefix("sha256:")]
 
 
 def test_a_pulled_image_can_be_published_where_its_layers_are_and_nowhere_else(

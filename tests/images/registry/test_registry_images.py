@@ -31,10 +31,12 @@ from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
 from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.collection.local import collect_local
+from dsec.images.lazy.conversion import LayerFile, Sink, convert
 from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.traces import Trace, TracedLayer, TraceShelf
 from dsec.images.oci_export import export_oci_layout
-from dsec.images.registry import media
+from dsec.images.registry import media, push
 from dsec.images.registry.client import ClientOptions, RegistryClient, digest_of
 from dsec.images.registry.downloads import DOWNLOADS, Downloads
 from dsec.images.registry.pull import PullRequest, pull_from_registry
@@ -141,6 +143,24 @@ def test_a_pushed_image_is_pulled_at_once_and_read_from_the_registry_when_touche
     there.verify(str(reference))
     assert all("range" in seen.headers for seen in hosts.proxy.blobs()[before:])
     assert len(hosts.proxy.blobs()) > before
+
+
+def test_what_the_registry_has_is_not_cut_again(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, reference = hosts.host("here"), hosts.reference()
+    _image(here, tmp_path)
+    first = hosts.push(here, "mine:v1", reference)
+    cuts: list[LayerFile] = []
+
+    def counted(file: LayerFile, sink: Sink) -> LayerManifest:
+        cuts.append(file)
+        return convert(file, sink)
+
+    monkeypatch.setattr(push, "convert", counted)
+    again = hosts.push(here, "mine:v1", reference)
+    assert (again.reference, again.sent_bytes, cuts) == (first.reference, 0, [])
+    assert again.present_bytes == first.sent_bytes
+    hosts.push(here, "mine:v1", hosts.reference())
+    assert len(cuts) == 2, "another repository has not got them"
 
 
 def test_what_the_registry_has_is_not_sent_again(hosts: Hosts, tmp_path: Path) -> None:

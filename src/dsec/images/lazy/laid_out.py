@@ -6,7 +6,7 @@ A file that was laid out is compared with the layer's digest, entry by entry and
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,9 @@ class LaidOut:
     moves: Moves
 
 
-def lay_out_image(images: LocalImageStore, info: ImageInfo, directory: Path, *, by_traces: bool) -> dict[str, LaidOut]:
+def lay_out_image(
+    images: LocalImageStore, info: ImageInfo, directory: Path, *, by_traces: bool, but: Collection[str] = ()
+) -> dict[str, LaidOut]:
     """Lay out the layers of an image that are wholly here, so that their chunks are shared with other layers.
 
     Args:
@@ -46,6 +48,7 @@ def lay_out_image(images: LocalImageStore, info: ImageInfo, directory: Path, *, 
         info: the image.
         directory: where the files are made.
         by_traces: put what the image's traces name in front: that of the first use, then the latest ones.
+        but: layers that are left as they are.
 
     Returns:
         The layers by digest. Those that cannot be laid out, or for which there is no room, stay as they are, unless it
@@ -59,7 +62,7 @@ def lay_out_image(images: LocalImageStore, info: ImageInfo, directory: Path, *, 
     found = {}
     for place, layer in enumerate(info.layers):
         path, record = images.stored_layer(layer.digest)
-        if record.format is LayerFormat.EROFS and layer.digest not in found:
+        if record.format is LayerFormat.EROFS and layer.digest not in found and layer.digest not in but:
             target = directory / f"{place}.erofs"
             read = [extent for each in traces for extent in _reads(each, place, layer.digest)]
             try:

@@ -38,6 +38,8 @@ from dsec.base.errors import InvalidRequestError
 from dsec.images.lazy.erofs_metadata import SLOT_BYTES, SUPERBLOCK_START, Extent, Inode, Walk
 from dsec.images.lazy.stored import CHUNK_BYTES
 
+LAYOUT = 1
+"""Which way this is: another number where another file would come of the same one."""
 _COPY_BYTES = 1 << 22
 _LEAST_GROUP_BYTES = 7 << 19
 _GROUP_CHANCE_BYTES = 1 << 19

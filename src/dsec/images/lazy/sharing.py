@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,12 +34,14 @@ from dsec.images.lazy.collection.publishing import (
     Publication,
     Say,
     publish_document,
+    publish_known_layer,
     publish_layer,
     quiet,
     rely_on_layer,
 )
 from dsec.images.lazy.collection.roots import fetch_document, pin, resolve
-from dsec.images.lazy.conversion import LayerFile, fetch_manifest
+from dsec.images.lazy.conversion import LayerFile, PublishReport, fetch_manifest
+from dsec.images.lazy.cut_layers import CutLayer, cut_before, note_cut
 from dsec.images.lazy.document import (
     VERSION,
     DocumentLayer,
@@ -107,21 +110,46 @@ async def publish_image(
     info = await anyio.to_thread.run_sync(images.get, name)
     if tag is not None:
         tag_key(tag)
-    with images.work_directory() as work:
-        layouts = await anyio.to_thread.run_sync(partial(lay_out_image, images, info, work.path, by_traces=by_traces))
-        return await _publish(images, info, store, layouts, tag=tag, say=say)
-
-
-async def _publish(
-    images: LocalImageStore,
-    info: ImageInfo,
-    store: ObjectStore,
-    layouts: Mapping[str, LaidOut],
-    *,
-    tag: str | None,
-    say: Say,
-) -> PublishedImage:
     publication = Publication(await open_layer_objects(store), say)
+    there = {} if by_traces else await _there_already(images, info, publication)
+    with images.work_directory() as work:
+        laying = partial(lay_out_image, images, info, work.path, by_traces=by_traces, but=there.keys())
+        layouts = await anyio.to_thread.run_sync(laying)
+        order = _Order(images, info, layouts, there, by_traces=by_traces)
+        return await _publish(order, publication, tag=tag)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is published.
+
+    Attributes:
+        layouts: the layers that were laid out, by digest.
+        there: manifests of layers that the store has, by digest; those are not cut.
+        by_traces: whether they were laid out by traces.
+    """
+
+    images: LocalImageStore
+    info: ImageInfo
+    layouts: Mapping[str, LaidOut]
+    there: Mapping[str, LayerManifest]
+    by_traces: bool
+
+
+async def _there_already(
+    images: LocalImageStore, info: ImageInfo, publication: Publication
+) -> dict[str, LayerManifest]:
+    """Return manifests of the layers that were cut before, and of which the store still has everything."""
+    known = await anyio.to_thread.run_sync(cut_before, images, info)
+    return {
+        digest: cut.manifest
+        for digest, cut in known.items()
+        if await publish_known_layer(publication, cut.manifest) is not None
+    }
+
+
+async def _publish(order: _Order, publication: Publication, *, tag: str | None) -> PublishedImage:
+    info, store = order.info, publication.objects.store
 
     def document_of(report: PublishedImage) -> bytes:
         pairs = zip(info.layers, report.manifests, strict=True)
@@ -131,23 +159,16 @@ async def _publish(
         )
 
     reference, report = await publish_document(
-        publication, lambda: _publish_layers(images, info, publication, layouts), document_of, tag=tag
+        publication, lambda: _publish_layers(order, publication), document_of, tag=tag
     )
-    await publish_traces(images, info, report.manifests, reference, store, layouts=layouts)
+    await publish_traces(order.images, info, report.manifests, reference, store, layouts=order.layouts)
     return msgspec.structs.replace(report, reference=reference)
 
 
-async def _publish_layers(
-    images: LocalImageStore, info: ImageInfo, publication: Publication, layouts: Mapping[str, LaidOut]
-) -> PublishedImage:
-    report = PublishedImage(reference="", layers=len(info.layers))
-    for layer in info.layers:
-        path, record = await anyio.to_thread.run_sync(images.stored_layer, layer.digest)
-        if record.format is LayerFormat.LAZY:
-            sent = await rely_on_layer(publication, record.manifest)
-        else:
-            layout = layouts.get(layer.digest)
-            sent = await publish_layer(publication, _file_of(path, record) if layout is None else layout.file)
+async def _publish_layers(order: _Order, publication: Publication) -> PublishedImage:
+    report = PublishedImage(reference="", layers=len(order.info.layers))
+    for layer in order.info.layers:
+        sent = await _publish_layer(order, layer.digest, publication)
         report = msgspec.structs.replace(
             report,
             manifests=(*report.manifests, sent.manifest),
@@ -156,6 +177,22 @@ async def _publish_layers(
             stored_bytes=report.stored_bytes + sent.stored_bytes,
         )
     return report
+
+
+async def _publish_layer(order: _Order, digest: str, publication: Publication) -> PublishReport:
+    if digest in order.there and (known := await publish_known_layer(publication, order.there[digest])) is not None:
+        return known
+    path, record = await anyio.to_thread.run_sync(order.images.stored_layer, digest)
+    if record.format is LayerFormat.LAZY:
+        return await rely_on_layer(publication, record.manifest)
+    layout = order.layouts.get(digest)
+    if layout is None:
+        return await publish_layer(publication, _file_of(path, record))
+    made: list[LayerManifest] = []
+    sent = await publish_layer(publication, layout.file, made=made.append)
+    if not order.by_traces:
+        await anyio.to_thread.run_sync(note_cut, order.images, CutLayer(made[0]))
+    return sent
 
 
 def _file_of(path: Path, record: LayerRecord) -> LayerFile:

@@ -23,6 +23,7 @@ from dsec.images.layers import LayerRecord
 from dsec.images.lazy import manifest as manifests
 from dsec.images.lazy import traces
 from dsec.images.lazy.conversion import LayerFile, convert
+from dsec.images.lazy.cut_layers import CutLayer, cut_before, note_cut
 from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, encode_document
 from dsec.images.lazy.laid_out import LaidOut, lay_out_image
 from dsec.images.lazy.manifest import LayerManifest
@@ -111,6 +112,8 @@ class _Push:
         self._client = client
         self._repository = request.reference.repository
         self._layouts: dict[str, LaidOut] = {}
+        self._there: dict[str, CutLayer] = {}
+        """Layers that were cut before, and whose blobs the repository has, by digest."""
         self._sent_bytes = 0
         self._present_bytes = 0
 
@@ -118,10 +121,19 @@ class _Push:
         info = await anyio.to_thread.run_sync(self._images.get, self._request.name)
         with self._images.work_directory() as work:
             by_traces = self._request.by_traces
+            if not by_traces:
+                await self._look(info)
             self._request.progress("laying the layers out" + (" by what is read first" if by_traces else ""))
-            laying = partial(lay_out_image, self._images, info, work.path, by_traces=by_traces)
+            laying = partial(lay_out_image, self._images, info, work.path, by_traces=by_traces, but=self._there.keys())
             self._layouts = await anyio.to_thread.run_sync(laying)
             return await self._put_image(info)
+
+    async def _look(self, info: ImageInfo) -> None:
+        """Find out which layers need not be cut."""
+        known = await anyio.to_thread.run_sync(cut_before, self._images, info)
+        for digest, cut in known.items():
+            if cut.blob and await has_blob(self._client, self._repository, cut.blob):
+                self._there[digest] = cut
 
     async def _put_image(self, info: ImageInfo) -> PushedImage:
         layers = await each([layer.digest for layer in info.layers], self._layer, at_once=_LAYERS_AT_ONCE)
@@ -149,6 +161,11 @@ class _Push:
         await put_manifest(self._client, self._repository, tag_of_traces(image.digest), media.OCI_MANIFEST, data)
 
     async def _layer(self, digest: str) -> _Layer:
+        if digest in self._there:
+            cut = self._there[digest]
+            self._present_bytes += cut.blob_bytes
+            chunks = media.Descriptor(media.OUR_LAYER_CHUNKS, cut.blob, cut.blob_bytes)
+            return _Layer(cut.manifest, (await self._put_bytes(media.OUR_LAYER_MANIFEST, cut.manifest.data), chunks))
         path, record = await anyio.to_thread.run_sync(self._images.stored_layer, digest)
         if record.format is LayerFormat.DIRECTORY:
             raise CapabilityMissingError(
@@ -164,6 +181,9 @@ class _Push:
             whole = LayerFile.of(path, record) if layout is None else layout.file
             manifest, blob = await anyio.to_thread.run_sync(_cut, whole, file)
             chunks = await self._put(media.OUR_LAYER_CHUNKS, blob)
+            if layout is not None and not self._request.by_traces:
+                cut = CutLayer(manifest, blob.digest, blob.size_bytes)
+                await anyio.to_thread.run_sync(note_cut, self._images, cut)
         return _Layer(manifest, (await self._put_bytes(media.OUR_LAYER_MANIFEST, manifest.data), chunks))
 
     async def _taken_over(self, path: Path, record: LayerRecord) -> _Layer:

@@ -9,7 +9,8 @@ Killed at any instruction, a publication leaves parts that nothing names, which 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio
@@ -95,6 +96,16 @@ class Publication:
                 resolution="publish the image from where its layers are, or to the store that it was pulled from",
             )
 
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Forget what was needed and found in the block when it fails: looks that were cut short found nothing."""
+        needed, looked_at_s = set(self._needed), dict(self._looked_at_s)
+        try:
+            yield
+        except BaseException:
+            self._needed, self._looked_at_s = needed, looked_at_s
+            raise
+
     def unsettled(self, parts: Iterable[Part]) -> frozenset[Part]:
         """Return those parts that the store may not have, or not keep."""
         return frozenset(part for part in parts if part not in self._looked_at_s)
@@ -168,8 +179,15 @@ async def publish_document(
     raise _never_settled()
 
 
-async def publish_layer(publication: Publication, file: LayerFile) -> PublishReport:
+async def publish_layer(
+    publication: Publication, file: LayerFile, *, made: Callable[[LayerManifest], None] = lambda _: None
+) -> PublishReport:
     """Convert a layer and put it into a store: chunks first, the manifest last. Idempotent.
+
+    Args:
+        publication: what is under way.
+        file: the layer's.
+        made: told the manifest.
 
     Raises:
         InvalidRequestError: the file cannot be taken apart.
@@ -177,10 +195,36 @@ async def publish_layer(publication: Publication, file: LayerFile) -> PublishRep
     """
     counts = _Counts()
     manifest = await settle_layer(publication, lambda only: _offered(publication, file, counts, only=only))
-    chunks = len(manifest.chunks) + len(manifest.metadata_chunks)
+    made(manifest)
     return PublishReport(
-        manifest=manifest.id, chunks=chunks, new_chunks=counts.new_chunks, stored_bytes=counts.stored_bytes
+        manifest=manifest.id, chunks=_count(manifest), new_chunks=counts.new_chunks, stored_bytes=counts.stored_bytes
     )
+
+
+async def publish_known_layer(publication: Publication, manifest: LayerManifest) -> PublishReport | None:
+    """Publish a layer of which the store has all chunks; None: it has not.
+
+    Raises:
+        StoreUnavailableError: the store does not answer.
+    """
+    try:
+        with publication.attempt():
+            return await _relied_on(publication, manifest)
+    except InvalidRequestError:
+        return None
+
+
+async def _relied_on(publication: Publication, manifest: LayerManifest) -> PublishReport:
+    """Publish a layer by its manifest. Raises `InvalidRequestError` where a chunk of it is missing."""
+    parts = parts_of(manifest)
+    for _ in range(ROUNDS):
+        await each(parts[1:], publication.rely_on)
+        await publication.offer(parts[0], manifest.data)
+        unsettled = publication.unsettled(parts)
+        if not unsettled:
+            return PublishReport(manifest=manifest.id, chunks=_count(manifest), new_chunks=0, stored_bytes=0)
+        await publication.wait(len(unsettled))
+    raise _never_settled()
 
 
 async def settle_layer(
@@ -270,6 +314,10 @@ async def rely_on_layer(publication: Publication, manifest_id: str) -> PublishRe
         else:
             parts = parts_of(await fetch_manifest(publication.objects.store, manifest_id))
     raise _never_settled()
+
+
+def _count(manifest: LayerManifest) -> int:
+    return len(manifest.chunks) + len(manifest.metadata_chunks)
 
 
 def parts_of(manifest: LayerManifest) -> list[Part]:
