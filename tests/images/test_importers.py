@@ -261,6 +261,27 @@ def test_exported_image_is_imported_as_itself_by_another_store(
         other.close()
 
 
+@pytest.mark.root
+def test_devices_and_all_names_of_what_is_no_file_come_back_from_an_export(
+    store: LocalImageStore, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    os.mknod(tree / "disk", stat.S_IFBLK | 0o640, os.makedev(8, 70_000))
+    os.mknod(tree / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    os.mkfifo(tree / "fifo")
+    os.symlink("nowhere", tree / "link")
+    for name in ("disk", "fifo", "link"):
+        os.link(tree / name, tree / f"{name}-again", follow_symlinks=False)
+    expected = run_import(store, tree).layers
+    export_oci_layout(store, "mine", tmp_path / "layout")
+    other = LocalImageStore(tmp_path / "other")
+    try:
+        assert run_import(other, tmp_path / "layout").layers == expected
+    finally:
+        other.close()
+
+
 def _exported(store: LocalImageStore, tree: Path, layout: Path) -> ImageInfo:
     """Store an image of two layers, the second with whiteouts, and export it."""
     base = import_image(store, ImportRequest(path=tree, name="base", config=ImageConfig(env={"A": "1"})))

@@ -45,7 +45,7 @@ def _add(archive: tarfile.TarFile, node: Node, linked: dict[tuple[int, int], byt
         return  # A socket: no archive format has them.
     xattrs = read_xattrs(node)
     header = _header(node, xattrs)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+    if not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
         first = linked.setdefault((status.st_dev, status.st_ino), node.path)
         if first != node.path:
             header.type, header.size, header.linkname = tarfile.LNKTYPE, 0, os.fsdecode(first)
