@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsec.base.units import format_count, format_usd
+from dsec.base.units import format_count, format_number_of, format_usd
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,7 @@ def test_money_is_shown_with_as_many_digits_as_say_something(amount: float, text
 )
 def test_counts_are_shown_short(number: int, text: str) -> None:
     assert format_count(number) == text
+
+
+def test_one_of_a_kind_is_no_plural() -> None:
+    assert [format_number_of(number, "layer") for number in (0, 1, 2)] == ["0 layers", "1 layer", "2 layers"]

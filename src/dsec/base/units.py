@@ -79,3 +79,8 @@ def format_count(number: int) -> str:
         if abs(number) >= unit:
             return f"{number / unit:.1f}{name}"
     return str(number)
+
+
+def format_number_of(number: int, noun: str) -> str:
+    """Return a short text such as ``1 layer`` or ``2 layers``, for nouns whose plural ends in s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -435,10 +435,11 @@ def _size(image: ImageInfo) -> int:
 
 def show_made(image: ImageInfo, as_json: bool) -> None:
     """Print an image that was made."""
-    from dsec.base.units import format_size
+    from dsec.base.units import format_number_of, format_size
     from dsec.cli.output import print_json
 
     if as_json:
         print_json(image)
     else:
-        click.echo(f"{image.name}  {image.image_id[7:19]}  {len(image.layers)} layers  {format_size(_size(image))}")
+        layers = format_number_of(len(image.layers), "layer")
+        click.echo(f"{image.name}  {image.image_id[7:19]}  {layers}  {format_size(_size(image))}")

@@ -44,13 +44,15 @@ def layers(options: Options, image: str, workspace: str | None, toolkits: tuple[
 
 
 def _show(found: Composition) -> None:
-    from dsec.base.units import format_size
+    from dsec.base.units import format_number_of, format_size
     from dsec.cli.output import or_dash, print_table, printable
 
     total = sum(layer.size_bytes for layer in found.layers)
     here = sum(layer.here_bytes for layer in found.layers)
     names = " + ".join(map(printable, found.images))
-    click.echo(f"{names}: {len(found.layers)} layers, {format_size(total)}, {format_size(here)} of it here")
+    click.echo(
+        f"{names}: {format_number_of(len(found.layers), 'layer')}, {format_size(total)}, {format_size(here)} of it here"
+    )
     largest = max(layer.size_bytes for layer in found.layers) or 1
     rows = [
         (
@@ -124,5 +126,6 @@ def merge(options: Options, image: str, threshold: int, name: str | None, everyt
         return
     for reason in dict.fromkeys(report.reasons):
         note(f"left apart: {reason}")
-    note(f"{report.before} layers became {len(report.image.layers)}")
+    after = len(report.image.layers)
+    note("nothing to merge" if after == report.before else f"{report.before} layers became {after}")
     show_made(report.image, as_json)

@@ -33,7 +33,7 @@ def push(options: Options, name: str, reference: str, by_traces: bool, as_json: 
     Any registry that implements the OCI distribution API will do. What it has already is not sent again. Credentials
     are those of podman or docker: log in with them (`podman login HOST`). Its traces (`dsec image trace`) go with it.
     """
-    from dsec.base.units import format_size
+    from dsec.base.units import format_number_of, format_size
     from dsec.cli.output import note, print_json
     from dsec.images.registry.push import PushRequest, push_image
     from dsec.images.registry.reference import parse_reference
@@ -45,7 +45,8 @@ def push(options: Options, name: str, reference: str, by_traces: bool, as_json: 
     if as_json:
         print_json(made)
         return
-    note(f"{made.layers} layers; {format_size(made.sent_bytes)} sent, {format_size(made.present_bytes)} were there")
+    layers = format_number_of(made.layers, "layer")
+    note(f"{layers}; {format_size(made.sent_bytes)} sent, {format_size(made.present_bytes)} were there")
     click.echo(made.reference)
 
 

@@ -38,7 +38,7 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
 
     Its traces (`dsec image trace`) go with it.
     """
-    from dsec.base.units import format_size
+    from dsec.base.units import format_number_of, format_size
     from dsec.images.lazy.sharing import publish_image
 
     with opened_store(options) as images:
@@ -48,7 +48,8 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
     if as_json:
         print_json(made)
         return
-    note(f"{made.layers} layers, {made.chunks} chunks; {made.new_chunks} new, {format_size(made.stored_bytes)}")
+    layers = format_number_of(made.layers, "layer")
+    note(f"{layers}, {made.chunks} chunks; {made.new_chunks} new, {format_size(made.stored_bytes)}")
     click.echo(made.reference)
 
 

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 @click.command(name="verify")
-@click.option("--image", "name", required=True, metavar="IMAGE", help="The image.")
+@click.argument("image", required=False)
+@click.option("--image", "option", metavar="IMAGE", help="The same as the argument.")
 @click.option("--full", is_flag=True, help="Read every chunk that the origins of its layers have, too.")
 @click.option("--repair", is_flag=True, help="Make good what can be: here, and in object stores.")
 @json_option
 @pass_options
-def verify(options: Options, name: str, full: bool, repair: bool, as_json: bool) -> None:
+def verify(options: Options, image: str | None, option: str | None, full: bool, repair: bool, as_json: bool) -> None:
     """Check IMAGE: its manifests, then its layers, then the chunks of those that are loaded when touched.
 
     Exits with 70 when something is not what it should be, and with 0 when all of it is, or is so again.
@@ -33,6 +34,8 @@ def verify(options: Options, name: str, full: bool, repair: bool, as_json: bool)
     from dsec.images.lazy.verification import verify_image
     from dsec.images.lazy.verifying.findings import VerifyOptions
 
+    if not (name := option or image) or (option and image and option != image):
+        raise click.UsageError("Name one image, as IMAGE or with --image. `dsec image ls` lists them.")
     findings: list[Finding] = []
     with opened_store(options) as images, _progress() as progress:
         daemon = images.lazy if isinstance(images.lazy, LayerDaemon) else None

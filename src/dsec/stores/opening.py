@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dsec.base.errors import InvalidRequestError
+from dsec.base.errors import InvalidRequestError, StoreUnavailableError
 from dsec.stores.objects import ObjectStore, check_prefix
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.stores.objects_memory import MemoryObjectStore
@@ -49,6 +49,21 @@ def open_store(url: str, *, environment: Mapping[str, str] = os.environ) -> Obje
         case "memory":
             return MemoryObjectStore()
     raise _refused(url, "its scheme is unknown" if parts.scheme else "it has no scheme")
+
+
+def open_existing(url: str) -> ObjectStore:
+    """Open an object store to read what it has, or to mend it; a folder that is not there is not made.
+
+    An empty folder in place of one on a disk that is not mounted would answer that everything was deleted.
+
+    Raises:
+        InvalidRequestError: the URL is malformed or names another kind of store.
+        StoreUnavailableError: the folder is not there, or cannot be read.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "file" and not Path(unquote(parts.path)).is_dir():
+        raise StoreUnavailableError(f"{url} is not there", resolution="see whether its disk is mounted")
+    return open_store(url)
 
 
 def _folder(url: str, host: str, path: str) -> Path:

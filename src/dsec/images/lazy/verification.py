@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
-from dsec.base.units import format_size
+from dsec.base.units import format_number_of, format_size
 from dsec.images import erofs
 from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.collection.roots import fetch_document
@@ -30,7 +30,7 @@ from dsec.images.lazy.verifying.whole_layers import check_whole
 from dsec.images.listing import tree_digest
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
-from dsec.stores.opening import open_store
+from dsec.stores.opening import open_existing
 
 
 async def verify_image(
@@ -97,13 +97,13 @@ class _ImageCheck:
                 yield finding
         lazy = sum(stored.record.format is LayerFormat.LAZY for _, stored in self.layers)
         if is_good:
-            detail = f"{len(self._info.layers)} layers, {lazy} of them lazy"
+            detail = f"{format_number_of(len(self._info.layers), 'layer')}, {lazy} of them lazy"
             yield Finding(part="manifest", ok=True, detail=detail, node=self._options.node)
         if origin is not None and self._options.full:
             yield self._about_document(origin, document, problem)
 
     async def _document(self, origin: PulledFrom) -> ImageDocument:
-        store = await anyio.to_thread.run_sync(open_store, origin.store)
+        store = await anyio.to_thread.run_sync(open_existing, origin.store)
         try:
             return await fetch_document(store, origin.reference)
         finally:
@@ -151,7 +151,7 @@ class _ImageCheck:
             part=f"manifest of {subject.part}",
             ok=True,
             detail=f"{words(problem)}: written anew",
-            advice="Check this node's disk",
+            advice="check this node's disk",
             node=self._options.node,
             layer=subject.digest,
             repaired=True,
@@ -222,7 +222,7 @@ class _ImageCheck:
         if not answer.bad:
             return subject.good(f"{answer.pieces} pieces here, hashes matched", node=node, suffix=suffix)
         detail = f"{len(answer.bad)} of {answer.pieces} pieces do not verify: {_numbers(answer.bad)}"
-        disk = f"{_in_use(answer.mapped)}Check this node's disk"
+        disk = f"{_in_use(answer.mapped)}check this node's disk"
         if not repair:
             advice = f"they are fetched again when they are read; --repair does it now. {disk}"
             return subject.bad(detail, node=node, suffix=suffix, advice=advice)

@@ -21,7 +21,7 @@ from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions,
 from dsec.images.lazy.verifying.pieces import Piece, PieceFile, pieces_of
 from dsec.images.store import LocalImageStore
 from dsec.stores.objects import ObjectStore
-from dsec.stores.opening import open_store
+from dsec.stores.opening import open_existing, open_store
 
 
 class OriginCheck:
@@ -62,6 +62,8 @@ class OriginCheck:
         """
         suffix = " registry" if url.startswith(REGISTRY_SCHEME) else " store"
         try:
+            if suffix == " store":
+                await (await anyio.to_thread.run_sync(open_existing, url)).aclose()
             source = await anyio.to_thread.run_sync(open_origin, url)
         except DsecError as error:
             return self._subject.bad(words(error), node=url, suffix=suffix, advice=f"see that {url} can be reached")

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from dsec.base.errors import DsecError, HostDiskFullError
+from dsec.base.units import format_number_of
 from dsec.images.durable import full_disk_reported
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.origins import Origins
@@ -105,7 +106,7 @@ async def _mended(
         what = some([f"{piece}: {words(error)}" for piece, error in failures.items()])
         advice = f"see to where it was pulled from ({', '.join(urls) or 'nobody knows'}), or pull {subject.part} again"
         return subject.bad(f"{len(failures)} chunks cannot be had again: {what}", node=options.node, advice=advice)
-    detail = f"{len(bad)} chunks did not verify and were fetched again: {_numbers(bad)}"
+    detail = f"{format_number_of(len(bad), 'chunk')} did not verify, fetched again: {_numbers(bad)}"
     return Finding(
         part=subject.part,
         ok=True,
