@@ -53,3 +53,6 @@ def test_an_image_goes_to_a_registry_and_comes_from_it(tmp_path: Path, registry:
     refused = dsec("there", "pull", f"{registry.host}/team/mine:v1")
     assert refused.returncode == 77
     assert f"podman login {registry.host}" in refused.stderr
+    refused = dsec("here", "push", "mine:v1", f"{registry.host}/team/mine:v2")
+    assert refused.returncode == 77
+    assert "cutting" not in refused.stderr  # What takes long has not begun.

@@ -119,6 +119,8 @@ class _Push:
 
     async def carry_out(self) -> PushedImage:
         info = await anyio.to_thread.run_sync(self._images.get, self._request.name)
+        # Who may not come in is told so before layers are laid out and cut, which takes long.
+        await has_blob(self._client, self._repository, digest_of(b"{}"))
         with self._images.work_directory() as work:
             by_traces = self._request.by_traces
             if not by_traces:
