@@ -24,6 +24,7 @@ from dsec.images.durable import try_lock
 from dsec.images.lazy.collection import publishing
 from dsec.images.lazy.conversion import LayerFile, Sink, convert, publish
 from dsec.images.lazy.document import image_key
+from dsec.images.lazy.layout import LAYOUT
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.sharing import publish_image, pull_image
 from dsec.images.lazy.stored import name_of
@@ -201,7 +202,7 @@ def test_what_a_store_has_is_not_cut_again(hosts: ImageHosts, tmp_path: Path, mo
     # So is what is noted wrongly, or not at all.
     first, second = (here.root / "cut").iterdir()
     first.write_bytes(first.read_bytes()[:-100])
-    second.write_bytes(second.read_bytes().replace(b'"layout":1', b'"layout":0'))
+    second.write_bytes(second.read_bytes().replace(b'"layout":%d' % LAYOUT, b'"layout":0'))
     assert publish_again() == (2, 0)
     assert publish_again() == (0, 0)
     elsewhere = FolderObjectStore(tmp_path / "elsewhere")

@@ -36,7 +36,7 @@ class CutLayer:
 
     Attributes:
         manifest: its manifest.
-        blob: digest of the blob that all its chunks make; empty: not known.
+        blob: URL of a blob in a registry that all its chunks make (`dsec.images.lazy.origins`); empty: not known.
         blob_bytes: of that.
     """
 

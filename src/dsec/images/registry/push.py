@@ -7,6 +7,7 @@ already need not be sent. A layer that is here by its manifest alone is taken ov
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class _Push:
         self._repository = request.reference.repository
         self._layouts: dict[str, LaidOut] = {}
         self._there: dict[str, CutLayer] = {}
-        """Layers that were cut before, and whose blobs the repository has, by digest."""
+        """Layers that were cut before, and whose blobs the repository has, perhaps from another one, by digest."""
         self._sent_bytes = 0
         self._present_bytes = 0
 
@@ -134,8 +135,10 @@ class _Push:
         """Find out which layers need not be cut."""
         known = await anyio.to_thread.run_sync(cut_before, self._images, info)
         for digest, cut in known.items():
-            if cut.blob and await has_blob(self._client, self._repository, cut.blob):
-                self._there[digest] = cut
+            with contextlib.suppress(InvalidRequestError):  # It was cut, and never pushed.
+                elsewhere, blob = parse_blob_url(cut.blob)
+                if await has_blob(self._client, self._repository, blob, elsewhere=elsewhere):
+                    self._there[digest] = cut
 
     async def _put_image(self, info: ImageInfo) -> PushedImage:
         layers = await each([layer.digest for layer in info.layers], self._layer, at_once=_LAYERS_AT_ONCE)
@@ -166,7 +169,7 @@ class _Push:
         if digest in self._there:
             cut = self._there[digest]
             self._present_bytes += cut.blob_bytes
-            chunks = media.Descriptor(media.OUR_LAYER_CHUNKS, cut.blob, cut.blob_bytes)
+            chunks = media.Descriptor(media.OUR_LAYER_CHUNKS, parse_blob_url(cut.blob)[1], cut.blob_bytes)
             return _Layer(cut.manifest, (await self._put_bytes(media.OUR_LAYER_MANIFEST, cut.manifest.data), chunks))
         path, record = await anyio.to_thread.run_sync(self._images.stored_layer, digest)
         if record.format is LayerFormat.DIRECTORY:
@@ -184,7 +187,7 @@ class _Push:
             manifest, blob = await anyio.to_thread.run_sync(_cut, whole, file)
             chunks = await self._put(media.OUR_LAYER_CHUNKS, blob)
             if layout is not None and not self._request.by_traces:
-                cut = CutLayer(manifest, blob.digest, blob.size_bytes)
+                cut = CutLayer(manifest, self._repository.blob_url(blob.digest), blob.size_bytes)
                 await anyio.to_thread.run_sync(note_cut, self._images, cut)
         return _Layer(manifest, (await self._put_bytes(media.OUR_LAYER_MANIFEST, manifest.data), chunks))
 
