@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsec.base.errors import InvalidRequestError
 from dsec.images import erofs
-from dsec.images.lazy.erofs_metadata import Extent
+from dsec.images.lazy.erofs_metadata import Extent, metadata_extents
 from dsec.images.lazy.layout import lay_out
 
 _BLOCK = 4096
@@ -98,6 +98,38 @@ def test_layers_that_differ_in_one_file_share_nearly_all_chunks(tmp_path: Path, 
     assert len(laid) <= 1.35 * len(plain)
 
 
+def test_ends_of_files_lie_behind_their_blocks_where_that_makes_nothing_much_longer(tmp_path: Path) -> None:
+    sizes = {"long": 5 * _BLOCK + 7, "nearly": 2 * _BLOCK - 100, "one": _BLOCK + 7, "short": 3000}
+    file = _file(tmp_path, sizes)
+    lay_out(file, tmp_path / "new.erofs", [])
+    (metadata,) = metadata_extents(tmp_path / "new.erofs")
+    new = (tmp_path / "new.erofs").read_bytes()
+    for name, size in sizes.items():
+        content = (tmp_path / "tree" / name).read_bytes()
+        end_is_metadata = new.find(content[size // _BLOCK * _BLOCK :]) < metadata.end
+        assert end_is_metadata == (name in ("one", "short")), name
+        if not end_is_metadata:
+            # A mapped file shows the rest of its last block.
+            filling = bytes(-size % _BLOCK)
+            assert content + filling in new
+
+
+def test_with_the_last_block_of_a_file_goes_its_end(tmp_path: Path) -> None:
+    file = _file(tmp_path, {"long": 5 * _BLOCK + 7})
+    content = (tmp_path / "tree/long").read_bytes()
+    moves = lay_out(file, tmp_path / "new.erofs", [])
+    old, new = (_place(each, content[:_BLOCK]) // _BLOCK for each in (file, tmp_path / "new.erofs"))
+    assert moves.of(old, 5) == [(new, 6)]
+    assert moves.of(old + 4, 1) == [(new + 4, 2)]
+    assert moves.of(old, 4) == [(new, 4)]
+
+
+def test_a_tree_of_tiny_files_does_not_become_longer(tmp_path: Path) -> None:
+    file = _file(tmp_path, {f"d{number % 7}/{number}": number % 900 for number in range(300)})
+    lay_out(file, tmp_path / "new.erofs", [])
+    assert (tmp_path / "new.erofs").stat().st_size <= file.stat().st_size + _BLOCK
+
+
 def test_blocks_that_are_nobody_s_data_have_no_place(tmp_path: Path) -> None:
     file = _file(tmp_path, {"large": 1 << 20})
     moves = lay_out(file, tmp_path / "new.erofs", [])
@@ -124,4 +156,4 @@ def test_a_damaged_file_is_laid_out_or_refused_but_never_more(
         lay_out(damaged, file.with_name("new.erofs"), [Extent(0, len(content))])
     except InvalidRequestError:
         return
-    assert file.with_name("new.erofs").stat().st_size <= len(content) + _BLOCK
+    assert file.with_name("new.erofs").stat().st_size <= len(content) + 4 * _BLOCK  # Three files and the metadata.

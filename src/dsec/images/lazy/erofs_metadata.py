@@ -28,6 +28,7 @@ MAXIMUM_INODES = 8_000_000
 SUPERBLOCK_START = 1024
 _SUPERBLOCK = struct.Struct("<IIIBBHQQIIII")
 _SUPERBLOCK_BYTES = 128
+SUPERBLOCK_END = SUPERBLOCK_START + _SUPERBLOCK_BYTES
 _MAGIC = 0xE0F5E1E2
 _INCOMPATIBLE_START = SUPERBLOCK_START + 80
 _ALLOWED_INCOMPATIBLE = 0
@@ -123,7 +124,7 @@ class Walk:
         self.meta = meta_block << bits
         self.xattrs = xattr_block << bits
         self.shared_end = 0
-        """No shared attribute that is used begins behind this; 0: none is used."""
+        """Where the last shared attribute that is used ends; 0: none is used."""
         self._blocks: set[int] = set()
 
     def all(self) -> None:
@@ -174,8 +175,8 @@ class Walk:
         inode = self._inode(number)
         self.take(inode.start, inode.body_bytes)
         self._take_shared_attributes(inode)
-        if inode.layout == _INLINE and (tail := inode.size & ((1 << self.bits) - 1)):
-            self.take(inode.start + inode.body_bytes, tail)
+        if tail := self.tail(inode):
+            self.take(tail.start, tail.length)
         if stat.S_ISDIR(inode.mode) or stat.S_ISLNK(inode.mode):
             for extent in self.whole_blocks(inode):
                 self.take(extent.start, extent.length)
@@ -208,10 +209,11 @@ class Walk:
         for position in range(count):
             (number,) = struct.unpack_from("<I", self._data, header + _XATTR_HEADER.size + 4 * position)
             start = self.xattrs + 4 * number
-            self.shared_end = max(self.shared_end, start)
             self.take(start, _XATTR_ENTRY.size)
             name_length, _, value_length = _XATTR_ENTRY.unpack_from(self._data, start)
-            self.take(start, _XATTR_ENTRY.size + name_length + value_length)
+            length = _XATTR_ENTRY.size + name_length + value_length
+            self.take(start, length)
+            self.shared_end = max(self.shared_end, start + length)
 
     def whole_blocks(self, inode: Inode) -> Iterator[Extent]:
         """Yield the part of an inode's content that lies in blocks of its own, if there is any."""
@@ -224,8 +226,13 @@ class Walk:
     def content(self, inode: Inode) -> Iterator[Extent]:
         """Yield where an inode's content lies, in order."""
         yield from self.whole_blocks(inode)
-        if inode.layout == _INLINE and (tail := inode.size & ((1 << self.bits) - 1)):
-            yield Extent(inode.start + inode.body_bytes, tail)
+        if tail := self.tail(inode):
+            yield tail
+
+    def tail(self, inode: Inode) -> Extent | None:
+        """Return where the end of an inode's content stands behind the inode, if it does."""
+        length = inode.size & ((1 << self.bits) - 1) if inode.layout == _INLINE else 0
+        return Extent(inode.start + inode.body_bytes, length) if length else None
 
     def directory_parts(self, directory: Inode) -> Iterator[Extent]:
         """Yield the content of a directory a block at a time, as the kernel reads it."""
