@@ -183,9 +183,13 @@ async def _verified(source: ChunkSource, ref: ChunkRef, stored: bytes) -> bytes:
 
 def _worst(ref: ChunkRef, failures: Sequence[DsecError]) -> DsecError:
     """Return one error that tells what every source said, of the kind that matters most."""
-    detail = "\n".join(f"{error.brief} ({error.detail})" if error.detail else error.brief for error in failures)
-    brief = f"chunk {ref.id[:12]} cannot be had from any of {len(failures)} sources"
+    detail = "\n".join(f"{error.brief} ({error.detail.strip()})" if error.detail else error.brief for error in failures)
+    sources = "its source" if len(failures) == 1 else f"any of {len(failures)} sources"
+    brief = f"chunk {ref.id[:12]} cannot be had from {sources}"
+    # What each says is to be done, such as to log in.
+    known = "; ".join(dict.fromkeys(error.resolution for error in failures if error.resolution))
     for kind in (StateCorruptedError, StoreUnavailableError):
         if any(isinstance(error, kind) for error in failures):
-            return kind(brief, detail=detail, resolution="see to the sources named above; it is tried again when read")
+            resolution = f"{known or 'see to the sources named above'}; it is tried again when read"
+            return kind(brief, detail=detail, resolution=resolution)
     return ObjectNotFoundError(brief, detail=detail, resolution="convert the image again, and publish it there")

@@ -183,12 +183,23 @@ class RegistryClient:
         if status == 403:
             return PermissionDeniedError(f"{where} is refused", detail=detail, resolution="ask the registry's owner")
         if status in (404, 410):
-            return ObjectNotFoundError(f"{self.host} has not got {ask.url.removeprefix('/v2/')}", detail=detail)
+            return self._missing(ask, detail)
         return RegistryFailedError(
             f"{where} answered {status}",
             detail=detail,
             is_final=status not in RETRIED_STATUSES,
             retry_after_s=response.retry_after_s(),
+        )
+
+    def _missing(self, ask: Ask, detail: str) -> ObjectNotFoundError:
+        path, _, target = ask.url.removeprefix("/v2/").partition("/manifests/")
+        if not target:
+            return ObjectNotFoundError(f"{self.host} has not got {path}", detail=detail)
+        image = f"{path}{'@' if ':' in target else ':'}{target}"
+        return ObjectNotFoundError(
+            f"{self.host} has no image {image}",
+            detail=detail,
+            resolution=f"look at its name and tag: `skopeo list-tags docker://{self.host}/{path}` lists what is there",
         )
 
     async def manifest(self, repository: Repository, target: str, *, timeout_s: float = 60.0) -> Manifest:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio.to_thread
 
-from dsec.base.errors import DsecError
+from dsec.base.errors import DsecError, StoreUnavailableError
 from dsec.images.lazy.cached_layer import DATA, write_at
 from dsec.images.lazy.client import LAZY
 from dsec.images.lazy.collection.objects import Part
@@ -75,12 +75,13 @@ class OriginCheck:
             self._options.progress(f"{self._subject.part}{suffix}", done, len(pieces))
 
         failures = await fetch_pieces([source], pieces, lambda *got: self._take(fill_into, *got), advance)
-        problems = {str(piece): words(error) for piece, error in failures.items()}
+        # What it says of one origin is enough: that none of its sources has a chunk goes without saying.
+        problems = {str(piece): _why(error) for piece, error in failures.items()}
         if suffix == " store":
             problems |= await self._manifest_problem(url)
         if not problems:
             return self._subject.good(f"{len(pieces)} pieces in {url}, hashes matched", node=url, suffix=suffix)
-        named = some([f"{what}: {why}" for what, why in sorted(problems.items())])
+        named = _named(problems)
         detail = f"{len(problems)} of {len(pieces) + 1} pieces in {url} cannot be had: {named}"
         advice = f"publish the image again from a host that has it whole; check the disk of {url}"
         if suffix == " registry":
@@ -162,3 +163,15 @@ async def _put(store: ObjectStore, part: Part, data: bytes) -> str | None:
 def _distinct(pieces: Sequence[Piece]) -> list[Piece]:
     """Return the pieces without those that are the same chunk as one before."""
     return list({piece.ref.id: piece for piece in reversed(pieces)}.values())[::-1]
+
+
+def _why(error: DsecError) -> str:
+    return " ".join(error.detail.split()) if isinstance(error, StoreUnavailableError) and error.detail else words(error)
+
+
+def _named(problems: Mapping[str, str]) -> str:
+    """Name some of what cannot be had, and why; a reason that all of many have in common, once."""
+    pieces, reasons = sorted(problems), set(problems.values())
+    if len(reasons) == 1 and len(pieces) > 1:
+        return f"{pieces[0]} and {len(pieces) - 1} more: {reasons.pop()}"
+    return some([f"{piece}: {problems[piece]}" for piece in pieces])
