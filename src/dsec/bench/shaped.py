@@ -48,7 +48,7 @@ class Link:
     """A network namespace and the pair of interfaces that leads to it.
 
     Attributes:
-        namespace: its name, for ``ip netns exec``.
+        namespace: its name.
         device: the interface at its end.
         near, far: addresses of the two ends.
     """
@@ -65,8 +65,12 @@ class Link:
         _call(*self.inside("tc", "qdisc", "replace", "dev", self.device, "root", *shaper.split()))
 
     def inside(self, *argv: str) -> tuple[str, ...]:
-        """Return a command line that runs at the far end."""
-        return ("ip", "netns", "exec", self.namespace, *argv)
+        """Return a command line that runs at the far end.
+
+        Mounts are those of the caller: ``ip netns exec`` would copy them all, and what is unmounted here later would go
+        on being mounted there, and its devices in use, for as long as the command runs.
+        """
+        return ("nsenter", f"--net=/run/netns/{self.namespace}", "--", *argv)
 
 
 @contextmanager
