@@ -119,12 +119,16 @@ def _show_nodes(known: TrackerOverview) -> None:
 
 
 def _layers(peer: PeerStatus) -> Iterator[str]:
+    from dsec.base.units import format_number_of
+
     whole = sum(layer.complete for layer in peer.layers)
     chunks = sum(layer.chunks for layer in peer.layers)
     if whole:
-        yield f"{whole} whole layer{'s' if whole > 1 else ''}"
+        yield format_number_of(whole, "whole layer")
     if chunks:
-        yield f"{chunks} chunk{'s' if chunks > 1 else ''} of {len(peer.layers) - whole} more"
+        others = len(peer.layers) - whole
+        of = f"{others} more" if whole else format_number_of(others, "layer")
+        yield f"{format_number_of(chunks, 'chunk')} of {of}"
 
 
 def _state(peer: PeerStatus) -> str:

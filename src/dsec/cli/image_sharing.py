@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from dsec.cli.context import Options, pass_options
-from dsec.cli.image import opened_store, show_made
+from dsec.cli.image import opened_store, show_made, showing_progress
 from dsec.cli.output import note, print_json, printable
 from dsec.cli.parameters import json_option
 
@@ -41,15 +41,19 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
     from dsec.base.units import format_number_of, format_size
     from dsec.images.lazy.sharing import publish_image
 
-    with opened_store(options) as images:
+    with opened_store(options) as images, showing_progress() as progress:
         made = with_objects(
-            options, url, lambda objects: publish_image(images, name, objects, tag=tag, say=note, by_traces=by_traces)
+            options,
+            url,
+            lambda objects: publish_image(images, name, objects, tag=tag, say=progress, by_traces=by_traces),
         )
     if as_json:
         print_json(made)
         return
     layers = format_number_of(made.layers, "layer")
     note(f"{layers}, {made.chunks} chunks; {made.new_chunks} new, {format_size(made.stored_bytes)}")
+    if tag is not None:
+        note(f"on other hosts: dsec image pull {printable(tag)}")
     click.echo(made.reference)
 
 

@@ -24,6 +24,7 @@ from dsec.base.errors import (
     StateCorruptedError,
     StoreUnavailableError,
 )
+from dsec.base.units import format_size
 from dsec.images.durable import full_disk_reported
 from dsec.images.layers import LayerRecord
 from dsec.images.lazy.bringing import Progress, untold
@@ -113,9 +114,11 @@ async def publish_image(
     publication = Publication(await open_layer_objects(store), say)
     there = {} if by_traces else await _there_already(images, info, publication)
     with images.work_directory() as work:
+        if len(there) < len(info.layers):
+            say("laying the layers out" + (" by what is read first" if by_traces else ""))
         laying = partial(lay_out_image, images, info, work.path, by_traces=by_traces, but=there.keys())
         layouts = await anyio.to_thread.run_sync(laying)
-        order = _Order(images, info, layouts, there, by_traces=by_traces)
+        order = _Order(images, info, layouts, there, by_traces=by_traces, say=say)
         return await _publish(order, publication, tag=tag)
 
 
@@ -127,6 +130,7 @@ class _Order:
         layouts: the layers that were laid out, by digest.
         there: manifests of layers that the store has, by digest; those are not cut.
         by_traces: whether they were laid out by traces.
+        say: told what takes long.
     """
 
     images: LocalImageStore
@@ -134,6 +138,7 @@ class _Order:
     layouts: Mapping[str, LaidOut]
     there: Mapping[str, LayerManifest]
     by_traces: bool
+    say: Say
 
 
 async def _there_already(
@@ -186,6 +191,7 @@ async def _publish_layer(order: _Order, digest: str, publication: Publication) -
     if record.format is LayerFormat.LAZY:
         return await rely_on_layer(publication, record.manifest)
     layout = order.layouts.get(digest)
+    order.say(f"cutting layer {digest[7:19]} into chunks: {format_size(record.size_bytes)}")
     if layout is None:
         return await publish_layer(publication, _file_of(path, record))
     made: list[LayerManifest] = []
