@@ -46,7 +46,7 @@ _EXISTING = click.Path(path_type=Path)
     },
 )
 def image() -> None:
-    """Import, build, list and remove the images of this host."""
+    """Make images, share them with other hosts, look at and look after them."""
 
 
 @image.command(name="import")

@@ -150,7 +150,7 @@ def with_objects(options: Options, url: str | None, act: Callable[[ObjectStore],
     from dsec.stores.opening import open_store
 
     async def run() -> T:
-        objects = open_store(url or store_url(options))
+        objects = open_store(store_url(options) if url in (None, "node") else url)
         try:
             return await act(objects)
         finally:

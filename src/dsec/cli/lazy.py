@@ -48,7 +48,9 @@ class LazyGroup(click.Group):
         self._lazy = dict(lazy or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self._lazy, *super().list_commands(ctx)]
+        # One that only points elsewhere says its own order; in one of both kinds nobody could find anything.
+        others = super().list_commands(ctx)
+        return sorted([*self._lazy, *others]) if others else list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         lazy = self._lazy.get(cmd_name)

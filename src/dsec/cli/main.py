@@ -17,7 +17,7 @@ _COMMANDS = {
     "down": Lazy("dsec.cli.up:down", "Stop the node of this host; sandboxes stay unless told otherwise."),
     "node": Lazy("dsec.cli.node:node", "Show a node and its peers, and empty it."),
     "config": Lazy("dsec.cli.config:config", "Show the settings and where each value came from."),
-    "image": Lazy("dsec.cli.image:image", "Import, build, list and remove images."),
+    "image": Lazy("dsec.cli.image:image", "Make images, share them, look at and look after them."),
     "sandbox": Lazy("dsec.cli.sandbox:sandbox", "Create and operate sandboxes."),
     "snapshot": Lazy("dsec.cli.snapshot:snapshot", "List, restore and remove durable snapshots."),
     "store": Lazy("dsec.cli.store:store", "Check the store of snapshots, and free what nothing needs."),

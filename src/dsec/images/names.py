@@ -52,11 +52,11 @@ def not_found(name: str, known: Iterable[str]) -> ImageNotFoundError:
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     detail = f"closest: {', '.join(close)}" if close else f"known images: {', '.join(names[:20]) or 'none'}"
-    pulled = f"pull it (dsec image pull {name}), " if names_registry(name) else ""
+    published = "" if names_registry(name) else " if it was published"
     return ImageNotFoundError(
         f"there is no image {name!r} on this host",
         detail=detail,
-        resolution=f"{pulled}import it (dsec image import PATH --name {name}), "
+        resolution=f"pull it (dsec image pull {name}){published}, import it (dsec image import PATH --name {name}), "
         f"build it (dsec image build DIR -t {name}), "
         f"or give an image that is here this name (dsec image tag SOURCE {name})",
     )

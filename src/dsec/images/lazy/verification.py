@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
+from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
 from dsec.base.units import format_number_of, format_size
 from dsec.images import erofs
 from dsec.images.lazy.client import LayerDaemon
@@ -116,7 +116,9 @@ class _ImageCheck:
             return Finding(part="document", ok=True, detail=detail, node=node)
         if problem is not None or document is None:
             detail = "" if problem is None else words(problem)
-            return Finding(part="document", ok=False, detail=detail, advice="publish the image again", node=node)
+            away = isinstance(problem, StoreUnavailableError)
+            advice = f"see that {node} can be reached" if away else "publish the image again"
+            return Finding(part="document", ok=False, detail=detail, advice=advice, node=node)
         if [layer.digest for layer in document.layers] != [layer.digest for layer in self._info.layers]:
             detail = f"{origin.reference} has other layers than {self._info.name} has here"
             return Finding(part="document", ok=False, detail=detail, advice="pull the image again", node=node)
@@ -224,7 +226,8 @@ class _ImageCheck:
         detail = f"{len(answer.bad)} of {answer.pieces} pieces do not verify: {_numbers(answer.bad)}"
         disk = f"{_in_use(answer.mapped)}check this node's disk"
         if not repair:
-            advice = f"they are fetched again when they are read; --repair does it now. {disk}"
+            command = f"`dsec image prefetch {self._info.name} --all`"
+            advice = f"they are fetched again when they are read, or now by {command}; {disk}"
             return subject.bad(detail, node=node, suffix=suffix, advice=advice)
         return Finding(
             part=f"{subject.part}{suffix}",
@@ -242,7 +245,7 @@ def _in_use(mapped: tuple[str, ...]) -> str:
     if not mapped:
         return ""
     shown = ", ".join(mapped[:5]) + (", ..." if len(mapped) > 5 else "")
-    return f"Programs run with what was damaged of {shown}: end the sandboxes of this image. "
+    return f"programs run with what was damaged of {shown}: end the sandboxes of this image; "
 
 
 def _numbers(bad: tuple[int, ...]) -> str:
