@@ -49,6 +49,8 @@ def test_who_pulls_a_tag_has_it_under_the_tag_from_the_store_that_is_named(tmp_p
     store = LocalImageStore(tmp_path / "here/images")
     store.add_image("mine", [store.add_layer(make_tree(tmp_path / "tree", a="1"))], ImageConfig(), source="test")
     store.close()
+    refused = _dsec(tmp_path / "here", url, "publish", "mine", "--tag", "localhost:5000/mine")
+    assert (refused.returncode, "pulled from the registry" in refused.stderr) == (64, True)
     _dsec(tmp_path / "here", url, "publish", "mine", "--tag", "team:v1")
     there, none = tmp_path / "there", (tmp_path / "none").as_uri()
     pulled = _dsec(there, none, "pull", "team:v1", "--store", url)

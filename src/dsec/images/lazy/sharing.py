@@ -19,6 +19,7 @@ import msgspec
 
 from dsec.base.errors import (
     CapabilityMissingError,
+    InvalidRequestError,
     ObjectNotFoundError,
     PermissionDeniedError,
     StateCorruptedError,
@@ -57,6 +58,7 @@ from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.published_traces import publish_traces, pull_traces
 from dsec.images.lazy.pulled import PulledFrom, note_pulled
 from dsec.images.lazy.whole import fetch_whole
+from dsec.images.registry.reference import names_registry
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
 from dsec.model.value import Value
@@ -105,12 +107,13 @@ async def publish_image(
     Raises:
         ImageNotFoundError: no such image.
         CapabilityMissingError: a layer is stored as a directory.
-        InvalidRequestError: a layer is lazy, and this store has not got it; or `tag` is no name; or there is no trace.
+        InvalidRequestError: a layer is lazy, and this store has not got it; or `tag` is no name, or one of a registry;
+            or there is no trace.
         StoreUnavailableError: the store does not answer.
     """
     info = await anyio.to_thread.run_sync(images.get, name)
     if tag is not None:
-        tag_key(tag)
+        _check_tag(tag)
     publication = Publication(await open_layer_objects(store), say)
     there = {} if by_traces else await _there_already(images, info, publication)
     with images.work_directory() as work:
@@ -120,6 +123,15 @@ async def publish_image(
         layouts = await anyio.to_thread.run_sync(laying)
         order = _Order(images, info, layouts, there, by_traces=by_traces, say=say)
         return await _publish(order, publication, tag=tag)
+
+
+def _check_tag(tag: str) -> None:
+    tag_key(tag)
+    if names_registry(tag):
+        raise InvalidRequestError(
+            f"{tag!r} would be pulled from the registry {tag.partition('/')[0]}, not from this store",
+            resolution="tag it with a name without a host, or put it there: dsec image push IMAGE HOST/REPOSITORY:TAG",
+        )
 
 
 @dataclass(frozen=True, slots=True)
