@@ -62,6 +62,27 @@ def test_who_pulls_a_tag_has_it_under_the_tag_from_the_store_that_is_named(tmp_p
     assert not (tmp_path / "none").exists()
 
 
+def test_what_cannot_be_read_of_a_lazy_layer_is_said_in_words(tmp_path: Path) -> None:
+    url = (tmp_path / "objects").as_uri()
+    store = LocalImageStore(tmp_path / "here/images")
+    digest = store.add_layer(make_tree(tmp_path / "tree", a="precious" * 200_000))
+    store.add_image("mine:v1", [digest], ImageConfig(), source="test")
+    store.close()
+    _dsec(tmp_path / "here", url, "publish", "mine:v1", "--tag", "mine:v1")
+    (manifest,) = (tmp_path / "objects/layers/manifests").iterdir()
+    parts = json.loads(manifest.read_bytes())
+    metadata = {name for name, _ in parts["metadata_chunks"]}
+    for chunk in (tmp_path / "objects/layers/chunks").glob("*/*"):
+        if chunk.name not in metadata:
+            chunk.unlink()
+    with layers_ended(tmp_path / "there/images/lazy"):
+        _dsec(tmp_path / "there", url, "pull", "mine:v1")
+        for command in (["inspect", "mine:v1", "--verify"], ["export", "mine:v1", str(tmp_path / "layout")]):
+            failed = _dsec(tmp_path / "there", url, *command)
+            assert (failed.returncode, "cannot be read" in failed.stderr) == (69, True), failed.stderr
+    assert not (tmp_path / "layout").exists()
+
+
 def test_what_cannot_be_pulled_is_said_with_its_code(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     url = (tmp_path / "objects").as_uri()

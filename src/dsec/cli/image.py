@@ -5,6 +5,7 @@ The commands work on the store itself, which is safe beside a running node.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -367,7 +368,12 @@ def store_url(options: Options) -> str:
 
 @contextmanager
 def opened_store(options: Options) -> Iterator[LocalImageStore]:
-    """Open the image store of this host."""
+    """Open the image store of this host.
+
+    Raises:
+        StoreUnavailableError: something of a layer that is loaded when touched could not be had when it was read.
+    """
+    from dsec.base.errors import StoreUnavailableError
     from dsec.images.lazy.client import lazy_layers
     from dsec.images.lazy.daemon_options import DaemonOptions
     from dsec.images.store import LocalImageStore
@@ -379,6 +385,14 @@ def opened_store(options: Options) -> Iterator[LocalImageStore]:
     store = LocalImageStore(root, lazy=lazy_layers(root, DaemonOptions(store_url=store_url(options))))
     try:
         yield store
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise StoreUnavailableError(
+            "a file of a layer cannot be read: its chunks cannot be had, or a disk fails",
+            detail=str(error),
+            resolution="`dsec image verify IMAGE --full` says what is wrong with which layer, and where",
+        ) from error
     finally:
         store.close()
 

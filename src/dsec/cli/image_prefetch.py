@@ -143,6 +143,7 @@ def prefetch(
     else:
         note(f"{done.wanted} chunks wanted: {done.here} were here, {done.brought} came, {done.failed} could not be had")
     if done.failed:
+        note(f"`dsec image verify {name} --full` says why")
         click.get_current_context().exit(1)
 
 

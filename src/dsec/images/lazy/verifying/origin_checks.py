@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from dsec.base.errors import DsecError, StoreUnavailableError
+from dsec.base.errors import DsecError, StateCorruptedError, StoreUnavailableError
 from dsec.images.lazy.cached_layer import DATA, write_at
 from dsec.images.lazy.client import LAZY
 from dsec.images.lazy.collection.objects import Part
@@ -166,7 +166,8 @@ def _distinct(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _why(error: DsecError) -> str:
-    return " ".join(error.detail.split()) if isinstance(error, StoreUnavailableError) and error.detail else words(error)
+    told = isinstance(error, StateCorruptedError | StoreUnavailableError) and error.detail
+    return " ".join(error.detail.split()) if told else words(error)
 
 
 def _named(problems: Mapping[str, str]) -> str:
