@@ -51,7 +51,10 @@ def test_who_pulls_a_tag_has_it_under_the_tag_from_the_store_that_is_named(tmp_p
     store.close()
     refused = _dsec(tmp_path / "here", url, "publish", "mine", "--tag", "localhost:5000/mine")
     assert (refused.returncode, "pulled from the registry" in refused.stderr) == (64, True)
-    _dsec(tmp_path / "here", url, "publish", "mine", "--tag", "team:v1")
+    own = _dsec(tmp_path / "here", "", "publish", "mine", "--tag", "team:v1")
+    assert "set `store` to one that all hosts reach" in own.stderr
+    shared = _dsec(tmp_path / "here", url, "publish", "mine", "--tag", "team:v1")
+    assert "on other hosts: dsec image pull team:v1" in shared.stderr
     there, none = tmp_path / "there", (tmp_path / "none").as_uri()
     pulled = _dsec(there, none, "pull", "team:v1", "--store", url)
     assert pulled.stdout.startswith("team:v1  ")

@@ -363,7 +363,12 @@ def store_url(options: Options) -> str:
     """Return the object store that this host's node uses."""
     from dsec.cli.settings import load
 
-    return load(options).settings.store or (options.state_dir.absolute() / "store").as_uri()
+    return load(options).settings.store or own_store_url(options)
+
+
+def own_store_url(options: Options) -> str:
+    """Return the object store of a node whose settings name none: a folder that no other host has."""
+    return (options.state_dir.absolute() / "store").as_uri()
 
 
 @contextmanager

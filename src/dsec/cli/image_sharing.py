@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from dsec.cli.context import Options, pass_options
-from dsec.cli.image import opened_store, show_made, showing_progress
+from dsec.cli.image import opened_store, own_store_url, show_made, showing_progress, store_url
 from dsec.cli.output import note, print_json, printable
 from dsec.cli.parameters import json_option
 
@@ -52,7 +52,11 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
         return
     layers = format_number_of(made.layers, "layer")
     note(f"{layers}, {made.chunks} chunks; {made.new_chunks} new, {format_size(made.stored_bytes)}")
-    if tag is not None:
+    if url in (None, "node") and store_url(options) == own_store_url(options):
+        note(
+            "it is in a folder of this host's own: set `store` to one that all hosts reach, here and there, or --store"
+        )
+    elif tag is not None:
         note(f"on other hosts: dsec image pull {printable(tag)}")
     click.echo(made.reference)
 
@@ -110,7 +114,6 @@ def existing(options: Options, url: str | None) -> str:
         options: of this command.
         url: that was given; None or `node`: the one that this host's node uses.
     """
-    from dsec.cli.image import store_url
     from dsec.cli.store import require_folder
 
     where = store_url(options) if url in (None, "node") else url
@@ -146,7 +149,6 @@ def bytes_shown(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def with_objects(options: Options, url: str | None, act: Callable[[ObjectStore], Awaitable[T]]) -> T:
-    from dsec.cli.image import store_url
     from dsec.stores.opening import open_store
 
     async def run() -> T:
