@@ -173,6 +173,8 @@ async def test_what_a_killed_recording_left_the_next_one_clears_away(state_dir: 
         await _wait(lambda: _sleeps(seconds))
         recording.kill()
     node_id = (state_dir / "tracing/node.id").read_text().strip()
+    failing = dsec(state_dir, "image", "trace", "guest", "--", "perl", "-e", "die 'no tests'")
+    assert "warning: the command exited with 255: no tests" in failing.stderr
     done = dsec(state_dir, "image", "trace", "guest", "--json", "--", *_READS)
     (trace,) = msgspec.json.decode(done.stdout)
     assert trace["command"] == "perl"

@@ -21,6 +21,7 @@ import msgspec
 
 from dsec.base.errors import CapabilityMissingError, StateLockedError
 from dsec.cli.leave import leave_host, may_have_sandboxes
+from dsec.cli.output import note, printable
 from dsec.images.catalog import Catalog
 from dsec.images.durable import try_lock
 from dsec.images.layers import EROFS_FILE, RECORD, LayerRecord, hex_of
@@ -32,7 +33,7 @@ from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux.userns import is_host_root
 from dsec.model.image import ImageInfo, LayerFormat
-from dsec.model.process import CommandRequest
+from dsec.model.process import CommandRequest, CommandResult
 from dsec.model.sandbox import SandboxSpec
 from dsec.node.builder import open_node
 from dsec.node.settings import NodeSettings
@@ -145,13 +146,24 @@ async def _recorded(place: Path, stack: list[ImageInfo], layers: list[_Layer], o
                     recorder.begin()
                     names = [info.name for info in stack]
                     box = (await node.create(SandboxSpec(image=names[0], layers=tuple(names[1:])))).sandbox_id
-                    await node.run(box, CommandRequest(argv=order.argv, timeout_s=order.timeout_s))
+                    done = await node.run(box, CommandRequest(argv=order.argv, timeout_s=order.timeout_s))
+                    _warn_of_failure(done)
                     return recorder.reads()
                 finally:
                     with anyio.CancelScope(shield=True):
                         await node.shutdown(destroy=True)
     finally:
         await _cleared(place, order.settings)
+
+
+def _warn_of_failure(done: CommandResult) -> None:
+    """Say that a command did not do what it was to do: perhaps it reads something else when it does."""
+    status = done.status
+    if status.timed_out:
+        note("warning: the command was ended at --timeout; kept is what it had read by then")
+    elif status.exit_code:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        note(f"warning: the command exited with {status.exit_code}" + (f": {printable(said[-1])}" if said else ""))
 
 
 def _trace(info: ImageInfo, layers: list[_Layer], reads: tuple[Read, ...], order: TraceOrder) -> Trace:
