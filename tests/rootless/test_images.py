@@ -57,14 +57,26 @@ def published(top: Path) -> Iterator[Published]:
     published.close()
 
 
-def test_an_image_is_pulled_whole_without_root(top: Path, user: OrdinaryUser, published: Published) -> None:
+@pytest.fixture
+def state(user: OrdinaryUser) -> Iterator[Path]:
+    """A state directory of the user's, whose namespace ends with the test."""
+    state = Path(tempfile.mkdtemp(prefix="state-", dir=user.home))
+    os.chown(state, user.uid, user.gid)
+    yield state
+    done = user.run(user.dsec(state, "down", "--destroy"))
+    assert done.returncode == 0, done.stderr
+    assert not (state / "namespace.keeper").exists()
+
+
+def test_an_image_is_pulled_whole_without_root(
+    top: Path, user: OrdinaryUser, state: Path, published: Published
+) -> None:
     tree = make_tree(top / "tree", a="1", d__b="22")
     os.chown(tree / "a", 1000, 7)
     os.link(tree / "a", tree / "again")
     os.setxattr(tree / "a", "user.note", b"kept")
     os.mknod(tree / "gone", 0o020600, 0)
     reference, digest = published.publish(tree)
-    state = user.home / "pulls"
     options = ("--set", f"store={published.objects.url}", "image")
     lazily = user.run(user.dsec(state, *options, "pull", reference))
     assert lazily.returncode == 0, lazily.stderr
@@ -76,12 +88,13 @@ def test_an_image_is_pulled_whole_without_root(top: Path, user: OrdinaryUser, pu
     assert "[layer-1] OK (hash matched)" in verified.stdout
 
 
-def test_what_an_ordinary_user_cannot_keep_is_said(top: Path, user: OrdinaryUser, published: Published) -> None:
+def test_what_an_ordinary_user_cannot_keep_is_said(
+    top: Path, user: OrdinaryUser, state: Path, published: Published
+) -> None:
     tree = make_tree(top / "tree", opaque__file="1")
     os.setxattr(tree / "opaque", "trusted.overlay.opaque", b"y")
     os.mknod(tree / "null", 0o020666, os.makedev(1, 3))
     reference, _ = published.publish(tree)
-    state = user.home / "refused"
     pull = ("--set", f"store={published.objects.url}", "image", "pull", "--eager", reference)
     refused = user.run(user.dsec(state, *pull))
     assert refused.returncode not in (0, 1), refused.stderr
