@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,26 @@ def test_a_node_gives_its_options_to_a_daemon_that_a_command_started(root: Path,
         while read_options(root) != ours:
             time.sleep(0.01)
         assert (path / "large").read_bytes() == one.content
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_server_that_is_replaced_while_it_mounts_ends_and_the_layer_is_mounted(
+    tmp_path: Path, places: tuple[Place, Place]
+) -> None:
+    one, _ = places
+    for number in range(6):
+        root = tmp_path / str(number)
+        with layers_ended(root):
+            daemon = LayerDaemon(root, DaemonOptions(store_url=one.url))
+            daemon.status()
+            # The moment is the input of this test: before, within and after the mount.
+            other = LayerDaemon(root, DaemonOptions(store_url=one.url, idle_s=30))
+            replacing = threading.Timer(0.002 * number, other.configure)
+            replacing.start()
+            path = daemon.mount(one.manifest)
+            replacing.join()
+            assert (path / "large").read_bytes() == one.content
 
 
 def test_the_place_that_a_layer_was_pulled_from_last_is_asked_first_and_the_oldest_forgotten() -> None:

@@ -63,7 +63,7 @@ def test_any_text_is_a_reference_that_reads_back_or_is_refused(text: str) -> Non
 
 def test_an_image_that_is_not_here_and_lies_in_a_registry_is_to_be_pulled() -> None:
     assert "dsec image pull registry.example/team/env:v1" in not_found("registry.example/team/env:v1", []).resolution
-    assert "pull" not in not_found("team/env:v1", []).resolution
+    assert "pull it (dsec image pull team/env:v1) if it was published" in not_found("team/env:v1", []).resolution
 
 
 def test_blob_urls_read_back_and_nothing_else_is_one() -> None:

@@ -138,9 +138,14 @@ def _keep(root: Path, listener: socket.socket, mount: FuseMount, left_over: tupl
     is_first = True
     while tries and not is_ending:
         began = time.monotonic()
+        # Held back until both know what to do about it: one that came in between would end neither.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        if is_ending:
+            return 0
         server = os.fork()
         if server == 0:
             _become_server(partial(_serve, root, listener, mount, left_over, is_first=is_first))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _, status = os.waitpid(server, 0)
         server = 0
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
@@ -156,7 +161,9 @@ def _become_server(serve: Callable[[], None]) -> None:
     """Run `serve` in this forked process, which never returns from here."""
     status = 1
     try:
-        signal.signal(signal.SIGTERM, _end_in_good_order)
+        # At once, while there is nothing to record: an exception that comes anywhere may be waited for by a thread.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         syscalls.libc_call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() == 1:
             return  # The keeper died before we could say that we want to die with it.
@@ -190,6 +197,7 @@ def _serve(
     renew_pins(root.parent, lambda: _origins_of_mounted(server, mounts, options.store_url))
     door = _Door(server, mounts)
     listener.settimeout(options.idle_s)
+    signal.signal(signal.SIGTERM, _end_in_good_order)
     try:
         _answer_until_nobody_needs_us(listener, door, mounts)
     finally:
@@ -271,7 +279,8 @@ class _Door:
             return self._brought(request)
         if isinstance(request, Restart):
             self._server.flush()
-            os._exit(_RESTART_STATUS)
+            with self._mounts.at_rest():
+                os._exit(_RESTART_STATUS)
         if isinstance(request, Unmount):
             return Answer(done=self._mounts.unmount(request.manifest))
         if isinstance(request, Verify):

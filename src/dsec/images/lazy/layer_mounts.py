@@ -7,15 +7,22 @@ A mount is EROFS on a read-only loop device. What the device reads is exchanged 
 - when the server was killed, the next one gives the device its own file (`adopt`). Reads in between fail with EIO.
 
 The kernel's table says which device belongs to which layer; nothing of it is written down by us.
+
+Mounting reads the device, and so asks the server. No thread of the server's own may wait for that in the kernel: were
+the server killed meanwhile, its process could not end before the read is answered, and who would answer it, the next
+server, waits for that end. So a process apart mounts (mount(8)). It holds a lock for as long as it lives, in which the
+next server waits for it, already answering reads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -26,13 +33,15 @@ from dsec.images.lazy.server import LayerServer
 from dsec.images.lazy.stored import CHUNK_BYTES
 from dsec.linux import loop, mounts, page_eviction
 
-_FLAGS = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
 _RELEASE_S = 2.0
 """The kernel lets go of a device a moment after the last mount went, which on a busy host may be a long one. Where a
 mount namespace of somebody else has a copy of the mount it does so when that ends; nobody is to wait for it here."""
 _NAMED = 20
 """Files that are named of those that are mapped."""
-_DAMAGED = (errno.EINVAL, errno.EUCLEAN, errno.EIO, errno.EOPNOTSUPP)
+_OPTIONS = "ro,nosuid,nodev"
+_MOUNT_FAILED = 32
+"""Status of mount(8) when the kernel refused."""
+_LOCK = "mounting.lock"
 
 
 def _already() -> None:
@@ -69,19 +78,41 @@ class LazyMounts:
             self._prepare(manifest, origins)
         elif self._server.shows(manifest.id):
             self._server.layer(manifest.id).keep_origins(origins)
-        with self._lock:
+        else:
+            # The last thing that a former server asked for: it came into the table after this one had adopted all.
+            self._prepare(manifest, origins)
+        with self._lock, self._mounting() as lock:
             target = self._root / manifest.id
             if manifest.id not in self.mounted():
                 shown = self._server.show(manifest, origins)
                 target.mkdir(mode=0o755, exist_ok=True)
                 layer = self._server.layer(manifest.id)
                 try:
-                    _mount(layer.path if layer.is_complete else shown, target, manifest.layer)
+                    with loop.attached_read_only(layer.path if layer.is_complete else shown) as device:
+                        _mount(device, target, manifest.layer, lock)
                 except BaseException:
                     self._server.hide(manifest.id)
                     target.rmdir()
                     raise
             return target
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Keep anything from being mounted, unmounted or exchanged for the duration of the block, which may end the
+        process: a device that waits for this server's answers while it is exchanged would keep it from ending.
+        """
+        with self._lock:
+            yield
+
+    @contextlib.contextmanager
+    def _mounting(self) -> Iterator[int]:
+        """Wait until nobody mounts any more whom a former server began, and yield the lock for who mounts now."""
+        lock = os.open(self._root.parent / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock
+        finally:
+            os.close(lock)
 
     def _prepare(self, manifest: LayerManifest, origins: Sequence[str]) -> None:
         """Fetch the metadata of a layer without the lock, so that no other layer waits for this one's source."""
@@ -148,7 +179,8 @@ class LazyMounts:
                 self._server.hide(manifest_id)
                 return True
             # Others read through the device: it must be found, and taken over, by whoever serves next.
-            mounts.mount(device, target, "erofs", _FLAGS)
+            with self._mounting() as lock:
+                _mount(device, target, manifest_id, lock)
             return False
 
     def verify(self, manifest_id: str, places: range | None = None) -> tuple[int, list[int]]:
@@ -215,15 +247,23 @@ class LazyMounts:
                 loop.change_file(device, self._server.layer(manifest_id).path)
 
 
-def _mount(file: Path, target: Path, layer: str) -> None:
-    with loop.attached_read_only(file) as device:
-        try:
-            mounts.mount(device, target, "erofs", _FLAGS)
-        except OSError as error:
-            if error.errno not in _DAMAGED:
-                raise
-            raise StateCorruptedError(
-                f"layer {layer} is not a sound EROFS file",
-                detail=error.strerror or "",
-                resolution="convert the image again: its chunks are what its manifest says, and that is no file system",
-            ) from error
+def _mount(device: str, target: Path, layer: str, lock: int) -> None:
+    """Mount a device in a process that inherits the lock. Raises `StateCorruptedError`: it is no EROFS file."""
+    # Descriptors other than the lock are closed, so that a next server can open the cache while this one still mounts.
+    done = subprocess.run(
+        ["mount", "-i", "-n", "-t", "erofs", "-o", _OPTIONS, device, str(target)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        pass_fds=(lock,),
+        check=False,
+    )
+    if done.returncode == _MOUNT_FAILED:
+        raise StateCorruptedError(
+            f"layer {layer} is not a sound EROFS file",
+            detail=done.stderr.strip(),
+            resolution="convert the image again: its chunks are what its manifest says, and that is no file system",
+        )
+    if done.returncode:
+        raise OSError(errno.EIO, f"mount(8) ended with {done.returncode}: {done.stderr.strip()}", str(target))
