@@ -26,9 +26,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.base.errors import CapabilityMissingError, ExternalCommandError, StoreUnavailableError
+from dsec.base.errors import StoreUnavailableError
 from dsec.base.units import MIB
 from dsec.bench.far_store import BUCKET
+from dsec.bench.switched import call
 
 FAST_BITS, SLOW_BITS = 25_000_000_000, 1_000_000_000
 """Links of hosts in a data centre, and of one that is far from its store."""
@@ -62,7 +63,7 @@ class Link:
         """Let no more than so many bits a second come from the far end; takes effect at once."""
         burst = max(_SMALLEST_BURST_BYTES, round(bits_per_s / 8 * _BURST_S))
         shaper = f"tbf rate {bits_per_s}bit burst {burst} limit {_QUEUE_BYTES}"
-        _call(*self.inside("tc", "qdisc", "replace", "dev", self.device, "root", *shaper.split()))
+        call(*self.inside("tc", "qdisc", "replace", "dev", self.device, "root", *shaper.split()))
 
     def inside(self, *argv: str) -> tuple[str, ...]:
         """Return a command line that runs at the far end.
@@ -88,28 +89,17 @@ def link() -> Iterator[Link]:
         f"198.{18 + (first + each >> 16)}.{(first + each) >> 8 & 255}.{(first + each) & 255}" for each in (1, 2)
     )
     made = Link(namespace=name, device=f"{name}f", near=near, far=far)
-    _call("ip", "netns", "add", name)
+    call("ip", "netns", "add", name)
     try:
-        _call("ip", "link", "add", f"{name}n", "type", "veth", "peer", "name", made.device, "netns", name)
-        _call("ip", "address", "add", f"{near}/30", "dev", f"{name}n")
-        _call("ip", "link", "set", f"{name}n", "up")
-        _call(*made.inside("ip", "address", "add", f"{far}/30", "dev", made.device))
-        _call(*made.inside("ip", "link", "set", made.device, "up"))
+        call("ip", "link", "add", f"{name}n", "type", "veth", "peer", "name", made.device, "netns", name)
+        call("ip", "address", "add", f"{near}/30", "dev", f"{name}n")
+        call("ip", "link", "set", f"{name}n", "up")
+        call(*made.inside("ip", "address", "add", f"{far}/30", "dev", made.device))
+        call(*made.inside("ip", "link", "set", made.device, "up"))
         yield made
     finally:
         # The pair goes with the namespace.
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-
-
-def _call(*argv: str) -> None:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise CapabilityMissingError(f"{argv[0]} is not installed", resolution="install iproute2") from error
-    if done.returncode:
-        raise ExternalCommandError(
-            f"{' '.join(argv)} failed", detail=done.stderr[-500:], resolution="run it by hand, as root"
-        )
 
 
 @dataclass(frozen=True, slots=True)

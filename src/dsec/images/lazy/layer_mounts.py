@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
+from dsec.base.errors import CapabilityMissingError, DsecError, ObjectNotFoundError, StateCorruptedError
 from dsec.images.lazy.cached_layer import METADATA
 from dsec.images.lazy.manifest import LayerManifest
 from dsec.images.lazy.server import LayerServer
@@ -248,17 +248,25 @@ class LazyMounts:
 
 
 def _mount(device: str, target: Path, layer: str, lock: int) -> None:
-    """Mount a device in a process that inherits the lock. Raises `StateCorruptedError`: it is no EROFS file."""
+    """Mount a device in a process that inherits the lock.
+
+    Raises:
+        StateCorruptedError: it is no EROFS file.
+        CapabilityMissingError: this host has no mount(8).
+    """
     # Descriptors other than the lock are closed, so that a next server can open the cache while this one still mounts.
-    done = subprocess.run(
-        ["mount", "-i", "-n", "-t", "erofs", "-o", _OPTIONS, device, str(target)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        pass_fds=(lock,),
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["mount", "-i", "-n", "-t", "erofs", "-o", _OPTIONS, device, str(target)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            pass_fds=(lock,),
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise CapabilityMissingError("mount(8) is not installed", resolution="apt-get install mount") from error
     if done.returncode == _MOUNT_FAILED:
         raise StateCorruptedError(
             f"layer {layer} is not a sound EROFS file",
