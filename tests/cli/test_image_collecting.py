@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 
 from dsec.cli.main import cli
 from dsec.images.lazy.collection.roots import put_document
-from dsec.images.lazy.conversion import manifest_key
-from dsec.images.lazy.document import DocumentLayer, ImageDocument, encode_document
-from dsec.images.lazy.erofs_metadata import Extent
-from dsec.images.lazy.manifest import make
-from dsec.images.lazy.stored import CHUNK_BYTES
+from dsec.images.lazy.erofs.metadata import Extent
+from dsec.images.lazy.formats.document import DocumentLayer, ImageDocument, encode_document
+from dsec.images.lazy.formats.manifest import make
+from dsec.images.lazy.formats.stored import CHUNK_BYTES
+from dsec.images.lazy.publication.conversion import manifest_key
 from dsec.model.image import ImageConfig
 from dsec.stores.objects_folder import FolderObjectStore
 

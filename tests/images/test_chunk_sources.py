@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef, encode
 from dsec.images.lazy.source import BlobSource, ChunkSource, MemorySource, ObjectSource, chunk_key, fetch_verified
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, encode
 from dsec.stores.objects import ObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.stores.objects_memory import MemoryObjectStore

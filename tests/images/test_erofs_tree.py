@@ -10,7 +10,7 @@ import pytest
 
 from dsec.base.errors import DsecError, InvalidRequestError
 from dsec.images import erofs
-from dsec.images.lazy.erofs_tree import unpack_erofs
+from dsec.images.lazy.erofs.tree import unpack_erofs
 from dsec.images.listing import directory_digest
 from dsec.images.staging import remove_tree
 from dsec.images.tree_writer import ArchiveLimits, TreeWriter

@@ -8,13 +8,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.cached_layer import CachedLayer
-from dsec.images.lazy.erofs_metadata import Extent
-from dsec.images.lazy.fetching import LayerEvent, open_fetcher
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.caching.cached_layer import CachedLayer
+from dsec.images.lazy.erofs.metadata import Extent
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, encode
+from dsec.images.lazy.serving.fetching import LayerEvent, open_fetcher
 from dsec.images.lazy.source import ChunkSource, MemorySource
-from dsec.images.lazy.stored import CHUNK_BYTES, encode
 
 pytestmark = pytest.mark.anyio
 

@@ -22,12 +22,12 @@ from dsec.distribution.messages import Report as FailureReport
 from dsec.distribution.policy import AcquisitionPolicy, TrackerPolicy, UploadPolicy
 from dsec.distribution.tracker import Tracker
 from dsec.distribution.uploads import Uploads
+from dsec.images.lazy.formats.stored import ChunkRef, encode
 from dsec.images.lazy.peers.chunk_server import HELLO, ChunkServer
 from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
 from dsec.images.lazy.peers.source import PeerOptions, Peers, open_peers
 from dsec.images.lazy.peers.wire import Wire, WireError, head_of
 from dsec.images.lazy.source import MemorySource, fetch_verified
-from dsec.images.lazy.stored import ChunkRef, encode
 from dsec.model.peer_proof import Hello, PeerGate
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from dsec.base.errors import CapabilityMissingError, PermissionDeniedError
-from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 from dsec.testing.faulty_store import FaultyObjectStore
@@ -65,7 +65,7 @@ def test_a_cache_of_another_version_is_left_alone_and_named_to_whoever_needs_a_l
 _PULL = """
 import sys, anyio
 from pathlib import Path
-from dsec.images.lazy.sharing import pull_image
+from dsec.images.lazy.publication.sharing import pull_image
 from dsec.images.store import LocalImageStore
 from dsec.stores.objects_folder import FolderObjectStore
 images = LocalImageStore(Path(sys.argv[1]))

@@ -22,12 +22,12 @@ from dsec.base.errors import (
 )
 from dsec.images.durable import try_lock
 from dsec.images.lazy.collection import publishing
-from dsec.images.lazy.conversion import LayerFile, Sink, convert, publish
-from dsec.images.lazy.document import image_key
-from dsec.images.lazy.layout import LAYOUT
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.sharing import publish_image, pull_image
-from dsec.images.lazy.stored import name_of
+from dsec.images.lazy.erofs.layout import LAYOUT
+from dsec.images.lazy.formats.document import image_key
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import name_of
+from dsec.images.lazy.publication.conversion import LayerFile, Sink, convert, publish
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat

@@ -19,13 +19,13 @@ from click.testing import CliRunner
 from dsec.cli.main import cli
 from dsec.images.lazy.collection.objects import Part, TombstoneState
 from dsec.images.lazy.collection.roots import unpublish
-from dsec.images.lazy.conversion import LayerFile, fetch_manifest, publish
-from dsec.images.lazy.document import image_key, name_in
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.sharing import publish_image, pull_image
-from dsec.images.lazy.stored import CHUNK_BYTES, name_of
-from dsec.images.lazy.verification import verify_image
+from dsec.images.lazy.formats.document import image_key, name_in
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, name_of
+from dsec.images.lazy.publication.conversion import LayerFile, fetch_manifest, publish
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
 from dsec.images.lazy.verifying.findings import Finding, VerifyOptions
+from dsec.images.lazy.verifying.verification import verify_image
 from dsec.images.registry.client import RegistryClient
 from dsec.images.registry.pull import PullRequest, pull_from_registry
 from dsec.images.registry.push import PushRequest, push_image

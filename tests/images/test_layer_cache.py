@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from dsec.base.errors import CapabilityMissingError, StateLockedError
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.cached_layer import METADATA, CachedLayer
-from dsec.images.lazy.erofs_metadata import Extent
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.stored import CHUNK_BYTES, encode
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.erofs.metadata import Extent
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, encode
 from dsec.linux import mounts
 from dsec.testing.countdown import Countdown
 

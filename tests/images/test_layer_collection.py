@@ -45,11 +45,11 @@ from dsec.images.lazy.collection.roots import (
     unpublish,
 )
 from dsec.images.lazy.collection.rules import Delete, Doom, Forget, Keep, StoreView, decide, may_rely
-from dsec.images.lazy.conversion import fetch_manifest
-from dsec.images.lazy.document import DocumentLayer, ImageDocument, encode_document, image_key
-from dsec.images.lazy.erofs_metadata import Extent
-from dsec.images.lazy.manifest import LayerManifest, make
-from dsec.images.lazy.stored import CHUNK_BYTES, encode
+from dsec.images.lazy.erofs.metadata import Extent
+from dsec.images.lazy.formats.document import DocumentLayer, ImageDocument, encode_document, image_key
+from dsec.images.lazy.formats.manifest import LayerManifest, make
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, encode
+from dsec.images.lazy.publication.conversion import fetch_manifest
 from dsec.model.image import ImageConfig
 from dsec.stores.objects import ObjectInfo, ObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
@@ -599,7 +599,7 @@ class _World:
 
 
 def image_name(manifest: LayerManifest) -> str:
-    from dsec.images.lazy.stored import name_of
+    from dsec.images.lazy.formats.stored import name_of
 
     return name_of(_document(manifest))
 

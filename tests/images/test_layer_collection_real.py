@@ -23,9 +23,9 @@ from dsec.images.lazy.collection.objects import FORMAT, PINS, Part
 from dsec.images.lazy.collection.opened import open_layer_objects
 from dsec.images.lazy.collection.renewing import renew
 from dsec.images.lazy.collection.roots import fetch_document, unpublish
-from dsec.images.lazy.conversion import fetch_manifest
-from dsec.images.lazy.sharing import publish_image, pull_image
-from dsec.images.lazy.stored import encode
+from dsec.images.lazy.formats.stored import encode
+from dsec.images.lazy.publication.conversion import fetch_manifest
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 from dsec.stores.objects import ObjectInfo, ObjectStore

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dsec.base.errors import InvalidRequestError
 from dsec.images import erofs
-from dsec.images.lazy.erofs_metadata import Extent, metadata_extents
-from dsec.images.lazy.layout import lay_out
+from dsec.images.lazy.erofs.layout import lay_out
+from dsec.images.lazy.erofs.metadata import Extent, metadata_extents
 
 _BLOCK = 4096
 _CHUNK = 4 << 20

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError, ObjectNotFoundError, StateCorruptedError
 from dsec.images import erofs
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.conversion import LayerFile, convert, fetch_manifest, manifest_key, publish
-from dsec.images.lazy.erofs_metadata import metadata_extents
+from dsec.images.lazy.erofs.metadata import metadata_extents
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, decode, name_of
+from dsec.images.lazy.publication.conversion import LayerFile, convert, fetch_manifest, manifest_key, publish
 from dsec.images.lazy.source import MemorySource, ObjectSource, chunk_key, fetch_verified
-from dsec.images.lazy.stored import CHUNK_BYTES, decode, name_of
 from dsec.stores.objects_memory import MemoryObjectStore
 
 _LAYER = "sha256:" + "ab" * 32

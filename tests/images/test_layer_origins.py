@@ -16,10 +16,10 @@ from dsec.base.errors import CapabilityMissingError, InvalidRequestError, Object
 from dsec.images import erofs
 from dsec.images.layers import LayerRecord
 from dsec.images.lazy import origins as origins_module
-from dsec.images.lazy.client import LayerDaemon, looked_after
-from dsec.images.lazy.conversion import LayerFile, manifest_key, publish
-from dsec.images.lazy.daemon_options import DaemonOptions, read_options
 from dsec.images.lazy.origins import Origins, open_origin
+from dsec.images.lazy.publication.conversion import LayerFile, manifest_key, publish
+from dsec.images.lazy.serving.client import LayerDaemon, looked_after
+from dsec.images.lazy.serving.daemon_options import DaemonOptions, read_options
 from dsec.images.lazy.source import ObjectSource
 from dsec.linux.processes import ProcessIdentity
 from dsec.model.image import LayerFormat

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from dsec.images.layer_use import LayerUse
-from dsec.images.lazy.client import LayerDaemon
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 from dsec.stores.objects_folder import FolderObjectStore

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec.base.errors import StateCorruptedError
-from dsec.images.lazy import traces
-from dsec.images.lazy.erofs_metadata import Extent
-from dsec.images.lazy.traces import (
+from dsec.images.lazy.erofs.metadata import Extent
+from dsec.images.lazy.tracing import traces
+from dsec.images.lazy.tracing.traces import (
     MAXIMUM_TRACES,
     ReadLog,
     Trace,

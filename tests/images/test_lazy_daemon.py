@@ -18,12 +18,12 @@ import pytest
 
 from dsec.base.errors import InvalidRequestError, ObjectNotFoundError
 from dsec.images import erofs
-from dsec.images.lazy.client import LayerDaemon, end_daemon
-from dsec.images.lazy.conversion import LayerFile, publish
-from dsec.images.lazy.daemon import EventFile
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.daemon_wire import Answer
-from dsec.images.lazy.fetching import LayerEvent, LayerEventKind
+from dsec.images.lazy.publication.conversion import LayerFile, publish
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.daemon import EventFile
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
+from dsec.images.lazy.serving.daemon_wire import Answer
+from dsec.images.lazy.serving.fetching import LayerEvent, LayerEventKind
 from dsec.linux.processes import ProcessIdentity
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.ended_layers import layers_ended

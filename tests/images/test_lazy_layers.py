@@ -21,16 +21,16 @@ import pytest
 
 from dsec.base.errors import DsecError, StateCorruptedError, StoreUnavailableError
 from dsec.images import erofs
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.cached_layer import METADATA
-from dsec.images.lazy.conversion import LayerFile, fetch_manifest, publish
-from dsec.images.lazy.fetching import LayerEvent, LayerEventKind
-from dsec.images.lazy.layer_mounts import LazyMounts
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.caching.cached_layer import METADATA
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef, encode
+from dsec.images.lazy.publication.conversion import LayerFile, fetch_manifest, publish
+from dsec.images.lazy.serving.fetching import LayerEvent, LayerEventKind
+from dsec.images.lazy.serving.layer_mounts import LazyMounts
+from dsec.images.lazy.serving.server import LayerServer, LayerServerOptions, mount_below
 from dsec.images.lazy.source import ChunkSource, MemorySource, ObjectSource
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, encode
 from dsec.images.staging import remove_tree
 from dsec.linux import page_cache, page_eviction
 from dsec.stores.objects_folder import FolderObjectStore
@@ -423,10 +423,10 @@ _SERVE = """
 import sys, time
 from pathlib import Path
 import anyio
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.conversion import fetch_manifest
-from dsec.images.lazy.layer_mounts import LazyMounts
-from dsec.images.lazy.server import LayerServer, mount_below
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.publication.conversion import fetch_manifest
+from dsec.images.lazy.serving.layer_mounts import LazyMounts
+from dsec.images.lazy.serving.server import LayerServer, mount_below
 from dsec.images.lazy.source import ObjectSource
 from dsec.stores.objects_folder import FolderObjectStore
 root, store = Path(sys.argv[1]), FolderObjectStore(Path(sys.argv[2]))

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsec.images import erofs
-from dsec.images.lazy.cached_layer import METADATA, CachedLayer
-from dsec.images.lazy.conversion import LayerFile, convert
-from dsec.images.lazy.erofs_metadata import Extent, metadata_extents
-from dsec.images.lazy.layout import lay_out
-from dsec.images.lazy.stored import decode
+from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.erofs.layout import lay_out
+from dsec.images.lazy.erofs.metadata import Extent, metadata_extents
+from dsec.images.lazy.formats.stored import decode
+from dsec.images.lazy.publication.conversion import LayerFile, convert
 from dsec.linux import mounts
 
 pytestmark = pytest.mark.root

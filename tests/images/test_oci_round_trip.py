@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
-from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
 from dsec.images.listing import walk
 from dsec.images.merge_plan import NEVER, MergeRule
 from dsec.images.store import LocalImageStore

@@ -24,9 +24,10 @@ from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
 from dsec.distribution.messages import Answer, Candidate, FailureKind, Lookup, LookupReply, Report
 from dsec.distribution.policy import AcquisitionPolicy, UploadPolicy
 from dsec.distribution.uploads import Uploads
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.erofs_metadata import Extent
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.erofs.metadata import Extent
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef, decode, encode, name_of
 from dsec.images.lazy.peers.calling import Caller, PeerFailedError
 from dsec.images.lazy.peers.chunk_server import ChunkServer, ChunkServerLimits
 from dsec.images.lazy.peers.seeder import SHELF, SeederStatus
@@ -35,7 +36,6 @@ from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
 from dsec.images.lazy.peers.source import PeerOptions, open_peers
 from dsec.images.lazy.source import ChunkSource
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, decode, encode, name_of
 from dsec.images.staging import remove_tree
 from dsec.model.peer import Peer
 from dsec.model.peer_proof import PeerGate

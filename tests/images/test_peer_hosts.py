@@ -17,9 +17,9 @@ from dsec.base.ids import random_body
 from dsec.bench.peer_hosts import PeerHost, PeerHosts, peer_hosts
 from dsec.distribution.messages import VerdictKind
 from dsec.images import erofs
-from dsec.images.lazy.conversion import LayerFile, publish
-from dsec.images.lazy.manifest import LayerManifest, decode
+from dsec.images.lazy.formats.manifest import LayerManifest, decode
 from dsec.images.lazy.peers.seeder import SHELF
+from dsec.images.lazy.publication.conversion import LayerFile, publish
 from dsec.images.lazy.verifying.findings import Subject
 from dsec.images.lazy.verifying.peer_faults import peer_faults
 from dsec.stores.objects_folder import FolderObjectStore

@@ -18,18 +18,18 @@ from dsec.base.errors import DsecError, InvalidRequestError, ObjectNotFoundError
 from dsec.distribution.prefetch import PrefetchSettings
 from dsec.distribution.prefetch_budget import BudgetSettings
 from dsec.images import erofs
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.cached_layer import METADATA
-from dsec.images.lazy.client import LayerDaemon
-from dsec.images.lazy.conversion import LayerFile, fetch_manifest, publish
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.daemon_wire import Prefetch
-from dsec.images.lazy.layer_mounts import LazyMounts
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.caching.cached_layer import METADATA
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef
+from dsec.images.lazy.publication.conversion import LayerFile, fetch_manifest, publish
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
+from dsec.images.lazy.serving.daemon_wire import Prefetch
+from dsec.images.lazy.serving.layer_mounts import LazyMounts
+from dsec.images.lazy.serving.server import LayerServer, LayerServerOptions, mount_below
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, ChunkSource, ObjectSource
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
-from dsec.images.lazy.touches import LayerTouches, Touches
+from dsec.images.lazy.tracing.touches import LayerTouches, Touches
 from dsec.images.staging import remove_tree
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.ended_layers import end_layers
@@ -203,7 +203,7 @@ def test_marks_that_cannot_be_written_keep_nobody_from_anything(tmp_path: Path, 
 def test_marks_of_so_many_layers_are_kept(
     tmp_path: Path, published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsec.images.lazy.touches.MAXIMUM_FILES", 3)
+    monkeypatch.setattr("dsec.images.lazy.tracing.touches.MAXIMUM_FILES", 3)
     for number in range(5):
         path = tmp_path / f"{number:064x}.marks"
         path.write_bytes(b"")

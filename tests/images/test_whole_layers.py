@@ -18,17 +18,17 @@ import pytest
 
 from dsec.base.errors import HostDiskFullError
 from dsec.images.layer_mounts import NoLazyLayers
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.client import LayerDaemon, end_daemon
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.erofs_metadata import Extent
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.caching.whole import fetch_whole
+from dsec.images.lazy.erofs.metadata import Extent
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, encode
 from dsec.images.lazy.peers.seeds import SEEDS, Seeds
-from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.lazy.source import chunk_key
-from dsec.images.lazy.stored import CHUNK_BYTES, encode
-from dsec.images.lazy.whole import fetch_whole
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux import mounts
@@ -259,13 +259,13 @@ import os, signal, sys
 from pathlib import Path
 import anyio
 from dsec.images.layer_mounts import NoLazyLayers
-from dsec.images.lazy import whole
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.client import LayerDaemon
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.erofs_metadata import Extent
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.sharing import pull_image
+from dsec.images.lazy.caching import whole
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
+from dsec.images.lazy.erofs.metadata import Extent
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.publication.sharing import pull_image
 from dsec.images.store import LocalImageStore
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.countdown import Countdown

@@ -21,8 +21,8 @@ from dsec.bench.switched import SwitchedHost, switched_hosts
 from dsec.cli.leave import leave_host
 from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
-from dsec.images.lazy.client import end_daemon
-from dsec.images.lazy.sharing import publish_image
+from dsec.images.lazy.publication.sharing import publish_image
+from dsec.images.lazy.serving.client import end_daemon
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.node.lock import node_id

@@ -22,12 +22,12 @@ from dsec.cli.image_prefetching import PrefetchOrder, bring
 from dsec.cli.image_tracing import TraceOrder, record_trace
 from dsec.images.importers.directory import import_directory
 from dsec.images.importers.request import ImportRequest
-from dsec.images.lazy.client import LAZY, LayerDaemon, end_daemon, lazy_layers
-from dsec.images.lazy.image_use import ImageUse, image_uses
-from dsec.images.lazy.manifest import BLOCK_BYTES
-from dsec.images.lazy.published_traces import trace_prefix
-from dsec.images.lazy.sharing import publish_image, pull_image
-from dsec.images.lazy.traces import FIRST_USE, Trace, TraceShelf
+from dsec.images.lazy.formats.manifest import BLOCK_BYTES
+from dsec.images.lazy.publication.published_traces import trace_prefix
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
+from dsec.images.lazy.serving.client import LAZY, LayerDaemon, end_daemon, lazy_layers
+from dsec.images.lazy.tracing.image_use import ImageUse, image_uses
+from dsec.images.lazy.tracing.traces import FIRST_USE, Trace, TraceShelf
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux.mounts import mounts_under

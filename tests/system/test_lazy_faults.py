@@ -23,9 +23,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from dsec.images.lazy.client import LayerDaemon, end_daemon
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.sharing import publish_image
+from dsec.images.lazy.publication.sharing import publish_image
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux import mounts

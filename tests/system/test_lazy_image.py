@@ -12,9 +12,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from dsec.images.lazy.client import LayerDaemon, end_daemon
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.sharing import publish_image, pull_image
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.store import LocalImageStore
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxSpec

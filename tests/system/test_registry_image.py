@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
-from dsec.images.lazy.client import LayerDaemon, end_daemon
-from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.registry.client import RegistryClient
 from dsec.images.registry.pull import PullRequest, pull_from_registry
 from dsec.images.registry.push import PushRequest, push_image

@@ -36,10 +36,10 @@ from dsec.bench.distribution import distribution, ratio
 from dsec.bench.report import Report, make_report
 from dsec.images import erofs
 from dsec.images.layer_tar import write_layer_tar
-from dsec.images.lazy.conversion import LayerFile, convert
-from dsec.images.lazy.erofs_metadata import metadata_extents
-from dsec.images.lazy.layout import lay_out
-from dsec.images.lazy.stored import encode
+from dsec.images.lazy.erofs.layout import lay_out
+from dsec.images.lazy.erofs.metadata import metadata_extents
+from dsec.images.lazy.formats.stored import encode
+from dsec.images.lazy.publication.conversion import LayerFile, convert
 from dsec.images.listing import walk
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore

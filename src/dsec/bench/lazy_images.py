@@ -20,13 +20,13 @@ from dsec.bench.shaped import ShapedStore
 from dsec.bench.touched import Touched, touched
 from dsec.images.importers.directory import import_directory
 from dsec.images.importers.request import ImportRequest
-from dsec.images.lazy.client import LAZY, LayerDaemon, end_daemon
-from dsec.images.lazy.conversion import fetch_manifest
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.image_use import ImageUse, image_uses
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.sharing import publish_image, pull_image
-from dsec.images.lazy.traces import TraceShelf
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.publication.conversion import fetch_manifest
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
+from dsec.images.lazy.serving.client import LAZY, LayerDaemon, end_daemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
+from dsec.images.lazy.tracing.image_use import ImageUse, image_uses
+from dsec.images.lazy.tracing.traces import TraceShelf
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux.mounts import mounts_under, unmount

@@ -25,13 +25,13 @@ from dsec.bench.distribution import Distribution, distribution, ratio
 from dsec.bench.report import Report, make_report
 from dsec.bench.sampling import Sample, alternate, timed
 from dsec.images import erofs
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.conversion import LayerFile, fetch_manifest, publish
-from dsec.images.lazy.layer_mounts import LazyMounts
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.server import LayerServer, LayerServerOptions, mount_below
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES
+from dsec.images.lazy.publication.conversion import LayerFile, fetch_manifest, publish
+from dsec.images.lazy.serving.layer_mounts import LazyMounts
+from dsec.images.lazy.serving.server import LayerServer, LayerServerOptions, mount_below
 from dsec.images.lazy.source import ObjectSource
-from dsec.images.lazy.stored import CHUNK_BYTES
 from dsec.images.staging import remove_tree
 from dsec.stores.objects_folder import FolderObjectStore
 

@@ -28,7 +28,7 @@ from dsec.bench.lazy_images import LazyImages, lazy_images, warm
 from dsec.bench.report import Report, make_report
 from dsec.bench.sampling import alternate, timed
 from dsec.bench.shaped import FAST_BITS, SLOW_BITS, ShapedStore, shaped_store
-from dsec.images.lazy.image_use import ImageUse
+from dsec.images.lazy.tracing.image_use import ImageUse
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxSpec
 from dsec.node.node import Node

@@ -25,9 +25,9 @@ from dsec.base.errors import StoreUnavailableError
 from dsec.base.ids import random_body
 from dsec.bench.far_store import BUCKET
 from dsec.bench.switched import SwitchedHost, switched_hosts
-from dsec.images.lazy.client import LayerDaemon, end_daemon
-from dsec.images.lazy.daemon_options import DaemonOptions, write_options
 from dsec.images.lazy.peers.settings import PeerSettings
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions, write_options
 from dsec.images.staging import remove_tree
 from dsec.linux.processes import ProcessIdentity
 from dsec.sdk.tracker import tracker_overview
@@ -91,7 +91,7 @@ class PeerHost:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_options(self.root, options)
         self.daemon = LayerDaemon(self.root, options)
-        argv = self.host.inside(sys.executable, "-m", "dsec.images.lazy.daemon", str(self.root))
+        argv = self.host.inside(sys.executable, "-m", "dsec.images.lazy.serving.daemon", str(self.root))
         with (self.root / "daemon.log").open("ab") as log:
             subprocess.run(
                 argv,

@@ -32,8 +32,8 @@ from dsec.base.units import MIB
 from dsec.bench.context import PureContext
 from dsec.bench.peer_hosts import PeerHosts, peer_hosts
 from dsec.images import erofs
-from dsec.images.lazy.conversion import LayerFile, publish
-from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.publication.conversion import LayerFile, publish
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.linux.userns import is_host_root
 from dsec.stores.objects_folder import FolderObjectStore
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef
 from dsec.linux.mounts import mounts_under
 from dsec.linux.page_cache import cached_ranges, device_size, extents
 from dsec.model.value import Value

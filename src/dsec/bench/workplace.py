@@ -27,7 +27,7 @@ from dsec.base.errors import InvalidRequestError, NodeUnavailableError
 from dsec.base.ids import NODE_ID_LENGTH, random_body
 from dsec.bench.progress import Progress
 from dsec.images import recipes
-from dsec.images.lazy.client import LAZY, end_daemon
+from dsec.images.lazy.serving.client import LAZY, end_daemon
 from dsec.images.names import canonical_name
 from dsec.images.store import LocalImageStore
 from dsec.linux.mounts import mounts_under, unmount

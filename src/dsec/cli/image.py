@@ -379,8 +379,8 @@ def opened_store(options: Options) -> Iterator[LocalImageStore]:
         StoreUnavailableError: something of a layer that is loaded when touched could not be had when it was read.
     """
     from dsec.base.errors import StoreUnavailableError
-    from dsec.images.lazy.client import lazy_layers
-    from dsec.images.lazy.daemon_options import DaemonOptions
+    from dsec.images.lazy.serving.client import lazy_layers
+    from dsec.images.lazy.serving.daemon_options import DaemonOptions
     from dsec.images.store import LocalImageStore
     from dsec.node import namespace
 

@@ -87,8 +87,8 @@ def _say(line: str) -> None:
 
 
 def _collect_here(options: Options, dry_run: bool, as_json: bool) -> None:
-    from dsec.images.lazy.client import LayerDaemon
     from dsec.images.lazy.collection.local import collect_local
+    from dsec.images.lazy.serving.client import LayerDaemon
 
     with opened_store(options) as images:
         daemon = images.lazy if isinstance(images.lazy, LayerDaemon) else None

@@ -71,7 +71,7 @@ def _node_id(state_dir: Path) -> str:
 
 def _here(options: Options) -> PeersReport | None:
     """Return what this host's layer daemon says; None: it does not run, or has no peers."""
-    from dsec.images.lazy.client import LAZY, running_daemon
+    from dsec.images.lazy.serving.client import LAZY, running_daemon
 
     daemon = running_daemon(options.state_dir / "images" / LAZY)
     return None if daemon is None else daemon.status().peers

@@ -11,8 +11,8 @@ from dsec.cli.image import opened_store
 from dsec.cli.parameters import duration, json_option, stack_of, stack_options
 
 if TYPE_CHECKING:
-    from dsec.images.lazy.client import LayerDaemon
-    from dsec.images.lazy.traces import Trace
+    from dsec.images.lazy.serving.client import LayerDaemon
+    from dsec.images.lazy.tracing.traces import Trace
     from dsec.images.store import LocalImageStore
 
 
@@ -46,7 +46,7 @@ def trace(
     from dsec.cli.image_tracing import TraceOrder, record_trace
     from dsec.cli.output import working
     from dsec.cli.settings import load
-    from dsec.images.lazy.traces import FIRST_USE, TraceShelf
+    from dsec.images.lazy.tracing.traces import FIRST_USE, TraceShelf
 
     settings = msgspec.structs.replace(load(options).settings, state_dir=str(options.state_dir.absolute()))
     with opened_store(options) as images, working(f"running {argv[0]} in {name}"):
@@ -97,7 +97,7 @@ def stats(options: Options, name: str | None, as_json: bool) -> None:
     them only what was read before that is known.
     """
     from dsec.cli.output import print_json, print_table
-    from dsec.images.lazy.image_use import image_uses
+    from dsec.images.lazy.tracing.image_use import image_uses
 
     with opened_store(options) as images:
         chosen = images.list() if name is None else (images.get(name),)
@@ -149,7 +149,7 @@ def prefetch(
 
 def _daemon(options: Options, images: LocalImageStore) -> LayerDaemon:
     from dsec.cli.image import store_url
-    from dsec.images.lazy.client import LAZY, LayerDaemon
-    from dsec.images.lazy.daemon_options import DaemonOptions
+    from dsec.images.lazy.serving.client import LAZY, LayerDaemon
+    from dsec.images.lazy.serving.daemon_options import DaemonOptions
 
     return LayerDaemon(images.root / LAZY, DaemonOptions(store_url=store_url(options)))

@@ -14,11 +14,11 @@ import msgspec
 
 from dsec.base.errors import InvalidRequestError
 from dsec.distribution.prefetch import PrefetchProgress
-from dsec.images.lazy import manifest as manifest_documents
-from dsec.images.lazy.client import LayerDaemon
-from dsec.images.lazy.daemon_wire import Prefetch
-from dsec.images.lazy.image_use import lazy_manifests
-from dsec.images.lazy.traces import Trace, TraceShelf, window
+from dsec.images.lazy.formats import manifest as manifest_documents
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.serving.daemon_wire import Prefetch
+from dsec.images.lazy.tracing.image_use import lazy_manifests
+from dsec.images.lazy.tracing.traces import Trace, TraceShelf, window
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo
 

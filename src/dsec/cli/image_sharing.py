@@ -39,7 +39,7 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
     Its traces (`dsec image trace`) go with it.
     """
     from dsec.base.units import format_number_of, format_size
-    from dsec.images.lazy.sharing import publish_image
+    from dsec.images.lazy.publication.sharing import publish_image
 
     with opened_store(options) as images, showing_progress() as progress:
         made = with_objects(
@@ -80,7 +80,7 @@ def pull(options: Options, reference: str, name: str | None, eager: bool, url: s
     Store or registry must stay reachable as long as not all of an image is here. A layer that is here already stays as
     it is, but --eager makes one whole that was loaded when touched. When a pull is killed, the next goes on from there.
     """
-    from dsec.images.lazy.sharing import pull_image
+    from dsec.images.lazy.publication.sharing import pull_image
     from dsec.images.registry.reference import names_registry
 
     if names_registry(reference):

@@ -2,8 +2,9 @@
 afresh and watched.
 
 The node's state directory is one that is thrown away, with an image store in which the image's layers are mounted
-already: by the recorder (`dsec.images.lazy.recording`). So the sandbox is made as any other, nobody else's cache is
-disturbed, and the node of this host, if one runs, knows nothing of it. One that was killed is cleared away by the next.
+already: by the recorder (`dsec.images.lazy.tracing.recording`). So the sandbox is made as any other, nobody else's
+cache is disturbed, and the node of this host, if one runs, knows nothing of it. One that was killed is cleared away by
+the next.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from dsec.cli.output import note, printable
 from dsec.images.catalog import Catalog
 from dsec.images.durable import try_lock
 from dsec.images.layers import EROFS_FILE, RECORD, LayerRecord, hex_of
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.erofs_metadata import Extent, metadata_extents
-from dsec.images.lazy.recording import RecordedLayer, recording
-from dsec.images.lazy.traces import VERSION, Read, Trace, TracedLayer, command_of, merged, shortened
+from dsec.images.lazy.erofs.metadata import Extent, metadata_extents
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.tracing.recording import RecordedLayer, recording
+from dsec.images.lazy.tracing.traces import VERSION, Read, Trace, TracedLayer, command_of, merged, shortened
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux.userns import is_host_root

@@ -30,9 +30,9 @@ def verify(options: Options, image: str | None, option: str | None, full: bool, 
     Exits with 70 when something is not what it should be, and with 0 when all of it is, or is so again.
     """
     from dsec.base.errors import StateCorruptedError
-    from dsec.images.lazy.client import LayerDaemon
-    from dsec.images.lazy.verification import verify_image
+    from dsec.images.lazy.serving.client import LayerDaemon
     from dsec.images.lazy.verifying.findings import VerifyOptions
+    from dsec.images.lazy.verifying.verification import verify_image
 
     if not (name := option or image) or (option and image and option != image):
         raise click.UsageError("Name one image, as IMAGE or with --image. `dsec image ls` lists them.")

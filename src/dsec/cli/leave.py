@@ -12,7 +12,7 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from dsec.images.lazy.client import LAZY, end_daemon
+from dsec.images.lazy.serving.client import LAZY, end_daemon
 from dsec.linux.cgroups import CgroupMounts
 from dsec.linux.mounts import mounts_under, unmount
 from dsec.node.delegation import leave_group

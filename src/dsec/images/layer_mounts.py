@@ -39,7 +39,7 @@ class Brought:
 
 
 class LazyLayers(Protocol):
-    """Who mounts layers that are loaded when touched: `dsec.images.lazy.client.LayerDaemon`."""
+    """Who mounts layers that are loaded when touched: `dsec.images.lazy.serving.client.LayerDaemon`."""
 
     def mount(self, manifest_id: str, *, origins: Sequence[str] = (), file: Path | None = None) -> Path:
         """Make a layer readable and return where. Idempotent.

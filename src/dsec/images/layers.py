@@ -17,8 +17,8 @@ from dsec.base.errors import StateCorruptedError
 from dsec.images import erofs
 from dsec.images.command import run
 from dsec.images.durable import sync_path, write_atomically
-from dsec.images.lazy.erofs_tree import unpack_erofs
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.erofs.tree import unpack_erofs
+from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.listing import directory_digest, tree_digest, walk
 from dsec.images.staging import WorkDirectory, remove_tree
 from dsec.images.tree_writer import TreeWriter, copy_tree

@@ -28,9 +28,9 @@ from dsec.images.durable import exclusive, full_disk_reported, sync_path, write_
 from dsec.images.history import History, LayerStory
 from dsec.images.layer_mounts import LAZY_CACHE, LayerMounts, LazyLayers, NoLazyLayers
 from dsec.images.layers import LayerRecord, hex_of
-from dsec.images.lazy.cached_layer import recorded_bytes
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.traces import TraceShelf
+from dsec.images.lazy.caching.cached_layer import recorded_bytes
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.tracing.traces import TraceShelf
 from dsec.images.listing import directory_digest
 from dsec.images.mounting import MountedLayers
 from dsec.images.names import canonical_name, not_found

@@ -15,10 +15,10 @@ from dsec.base.errors import CapabilityMissingError
 from dsec.distribution.prefetch import PrefetchSettings
 from dsec.distribution.prefetch_budget import BudgetSettings
 from dsec.images import recipes
-from dsec.images.lazy.client import LayerDaemon, lazy_layers, looked_after
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.image_prefetches import ImagePrefetches
 from dsec.images.lazy.peers.settings import PeerSettings
+from dsec.images.lazy.serving.client import LayerDaemon, lazy_layers, looked_after
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
+from dsec.images.lazy.tracing.image_prefetches import ImagePrefetches
 from dsec.images.prefetches import NoPrefetches
 from dsec.images.store import LocalImageStore
 from dsec.linux.userns import is_host_root

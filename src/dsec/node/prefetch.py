@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from dsec.base.errors import InvalidRequestError
 from dsec.distribution.prefetch import PrefetchProgress
-from dsec.images.lazy.traces import FIRST_USE, command_of
+from dsec.images.lazy.tracing.traces import FIRST_USE, command_of
 from dsec.images.prefetches import NoPrefetches
 from dsec.model.prefetch import PrefetchHint, PrefetchStep
 

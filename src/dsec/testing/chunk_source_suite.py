@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from dsec.base.errors import ObjectNotFoundError, StateCorruptedError
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef, encode
 from dsec.images.lazy.source import ChunkSource, fetch_verified
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, encode
 
 OpenSource = Callable[[Mapping[str, bytes], Sequence[ChunkRef]], Awaitable[ChunkSource]]
 """Makes a source that holds stored chunks by name; those of the references in their order, where it needs one."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dsec.images.durable import try_lock
-from dsec.images.lazy.client import end_daemon
+from dsec.images.lazy.serving.client import end_daemon
 from dsec.images.staging import remove_tree
 from dsec.linux import mounts
 

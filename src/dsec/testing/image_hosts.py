@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dsec.images.lazy.client import LayerDaemon
-from dsec.images.lazy.daemon_options import DaemonOptions
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.store import LocalImageStore
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.ended_layers import end_layers

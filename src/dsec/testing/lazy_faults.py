@@ -30,8 +30,8 @@ import anyio
 import anyio.to_thread
 
 from dsec.base.errors import DsecError
-from dsec.images.lazy.client import LayerDaemon
-from dsec.images.lazy.daemon_wire import Answer
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.serving.daemon_wire import Answer
 from dsec.stores.objects import ObjectStore
 from dsec.testing.node_process import NodeProcess
 from dsec.testing.relay import Relay

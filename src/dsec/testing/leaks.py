@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.images.lazy.client import LAZY, end_daemon
+from dsec.images.lazy.serving.client import LAZY, end_daemon
 from dsec.linux import mounts
 from dsec.linux.swap import swap_table
 from dsec.node.state.swap import SWAP_FILE, SwapFile

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsec.images.lazy.client import LayerDaemon
+from dsec.images.lazy.serving.client import LayerDaemon
 from dsec.images.store import LocalImageStore
 
 _LONGEST_S = 60.0

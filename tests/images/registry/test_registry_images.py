@@ -29,12 +29,12 @@ from dsec.base.errors import (
 )
 from dsec.images.importers.detect import import_image
 from dsec.images.importers.request import ImportRequest
-from dsec.images.lazy.client import LayerDaemon
 from dsec.images.lazy.collection.local import collect_local
-from dsec.images.lazy.conversion import LayerFile, Sink, convert
-from dsec.images.lazy.daemon_options import DaemonOptions
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.traces import Trace, TracedLayer, TraceShelf
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.publication.conversion import LayerFile, Sink, convert
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.serving.daemon_options import DaemonOptions
+from dsec.images.lazy.tracing.traces import Trace, TracedLayer, TraceShelf
 from dsec.images.oci_export import export_oci_layout
 from dsec.images.registry import media, push
 from dsec.images.registry.client import ClientOptions, RegistryClient, digest_of

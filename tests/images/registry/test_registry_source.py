@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsec.base.errors import StateCorruptedError, StoreUnavailableError
+from dsec.images.lazy.formats.stored import ChunkRef
 from dsec.images.lazy.source import ChunkSource, fetch_verified
-from dsec.images.lazy.stored import ChunkRef
 from dsec.images.registry.client import ClientOptions, RegistryClient, digest_of
 from dsec.images.registry.http import Timeouts
 from dsec.images.registry.reference import Repository

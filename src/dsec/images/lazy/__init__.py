@@ -1,0 +1,1 @@
+"""Layers that are loaded when touched (docs/images-lazy.md)."""

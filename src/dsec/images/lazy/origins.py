@@ -21,10 +21,10 @@ from typing import cast
 import anyio.to_thread
 
 from dsec.base.errors import CapabilityMissingError, DsecError, ObjectNotFoundError, StoreUnavailableError
-from dsec.images.lazy.conversion import fetch_manifest
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import ChunkRef
+from dsec.images.lazy.publication.conversion import fetch_manifest
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, ChunkSource, ObjectSource
-from dsec.images.lazy.stored import ChunkRef
 from dsec.stores.opening import open_store
 
 REGISTRY_SCHEME = "oci://"

@@ -19,8 +19,8 @@ from typing import Protocol
 import anyio.to_thread
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.images.lazy.formats.stored import MAXIMUM_STORED_BYTES, ChunkRef, decode
 from dsec.images.lazy.peers.report import PeersReport
-from dsec.images.lazy.stored import MAXIMUM_STORED_BYTES, ChunkRef, decode
 from dsec.stores.objects import ObjectStore
 
 DEFAULT_TIMEOUT_S = 30.0

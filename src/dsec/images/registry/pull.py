@@ -26,10 +26,10 @@ from dsec.images.importers.oci_stack import import_stack
 from dsec.images.importers.request import ImportRequest
 from dsec.images.importers.rootfs_tar import stream_limit
 from dsec.images.layers import hex_of
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.document import MAXIMUM_DOCUMENT_BYTES, ImageDocument, decode_document, reference_of
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.whole import fetch_whole
+from dsec.images.lazy.caching.whole import fetch_whole
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.document import MAXIMUM_DOCUMENT_BYTES, ImageDocument, decode_document, reference_of
+from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient
 from dsec.images.registry.download import download

@@ -21,13 +21,13 @@ from dsec.base.units import format_size
 from dsec.images.command import Progress, silent
 from dsec.images.durable import full_disk_reported
 from dsec.images.layers import LayerRecord
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy import traces
-from dsec.images.lazy.conversion import LayerFile, convert
-from dsec.images.lazy.cut_layers import CutLayer, cut_before, note_cut
-from dsec.images.lazy.document import VERSION, DocumentLayer, ImageDocument, encode_document
-from dsec.images.lazy.laid_out import LaidOut, lay_out_image
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.document import VERSION, DocumentLayer, ImageDocument, encode_document
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.publication.conversion import LayerFile, convert
+from dsec.images.lazy.publication.cut_layers import CutLayer, cut_before, note_cut
+from dsec.images.lazy.publication.laid_out import LaidOut, lay_out_image
+from dsec.images.lazy.tracing import traces
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient, digest_of
 from dsec.images.registry.progress import Meter
@@ -66,7 +66,7 @@ class PushRequest:
     Attributes:
         name: of the image here.
         reference: where it goes; its tag moves there.
-        by_traces: lay its layers out so that what its traces name lies together (`dsec.images.lazy.layout`).
+        by_traces: lay its layers out so that what its traces name lies together (`dsec.images.lazy.erofs.layout`).
         progress: takes lines for people.
     """
 

@@ -1,7 +1,7 @@
 """Traces beside an image in a registry, so that other hosts prefetch by them too (docs/formats/registry-image.md).
 
 They have a tag of their own, made of the image's digest, since they come later than the image and are replaced. So
-nothing proves them, and nothing relies on them: they are hints, checked like any (`dsec.images.lazy.traces`).
+nothing proves them, and nothing relies on them: they are hints, checked like any (`dsec.images.lazy.tracing.traces`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import anyio.to_thread
 
 from dsec.base.errors import DsecError
-from dsec.images.lazy import traces
-from dsec.images.lazy.laid_out import LaidOut, moved
-from dsec.images.lazy.published_traces import named_by
-from dsec.images.lazy.traces import MAXIMUM_DOCUMENT_BYTES, MAXIMUM_TRACES, Trace, TraceShelf
+from dsec.images.lazy.publication.laid_out import LaidOut, moved
+from dsec.images.lazy.publication.published_traces import named_by
+from dsec.images.lazy.tracing import traces
+from dsec.images.lazy.tracing.traces import MAXIMUM_DOCUMENT_BYTES, MAXIMUM_TRACES, Trace, TraceShelf
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient
 from dsec.images.registry.reference import Repository

@@ -13,8 +13,8 @@ from dsec.base.errors import (
     StoreUnavailableError,
     UnauthorizedError,
 )
+from dsec.images.lazy.formats.stored import ChunkRef
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S
-from dsec.images.lazy.stored import ChunkRef
 from dsec.images.registry.blobs import read_range
 from dsec.images.registry.client import ClientOptions, RegistryClient
 from dsec.images.registry.http import Timeouts

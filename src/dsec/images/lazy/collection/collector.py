@@ -40,7 +40,7 @@ from dsec.images.lazy.collection.rules import (
     is_due,
     may_forget,
 )
-from dsec.images.lazy.conversion import fetch_manifest
+from dsec.images.lazy.publication.conversion import fetch_manifest
 from dsec.model.value import Value
 from dsec.stores.objects import ObjectInfo
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from dsec.base.errors import StateCorruptedError
 from dsec.images.durable import write_atomically
 from dsec.images.layers import read_record
-from dsec.images.lazy.stored import is_name
+from dsec.images.lazy.formats.stored import is_name
 from dsec.model.image import LayerFormat
 
 _FILE = "holder"

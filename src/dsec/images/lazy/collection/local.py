@@ -14,13 +14,13 @@ import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import DsecError, StateLockedError
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.client import LAZY, LayerDaemon
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.caching.whole import PULLS, WITHOUT_BOUND
 from dsec.images.lazy.collection.holder import holder_of, stored_lazily
 from dsec.images.lazy.collection.roots import pin, unpin
 from dsec.images.lazy.origins import REGISTRY_SCHEME
-from dsec.images.lazy.pulled import forget_others
-from dsec.images.lazy.whole import PULLS, WITHOUT_BOUND
+from dsec.images.lazy.publication.pulled import forget_others
+from dsec.images.lazy.serving.client import LAZY, LayerDaemon
 from dsec.images.registry.downloads import DOWNLOADS, Downloads
 from dsec.images.store import LocalImageStore
 from dsec.model.value import Value

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 
 from dsec.base.errors import InvalidRequestError
-from dsec.images.lazy.conversion import manifest_key
+from dsec.images.lazy.formats.stored import is_name
+from dsec.images.lazy.publication.conversion import manifest_key
 from dsec.images.lazy.source import chunk_key
-from dsec.images.lazy.stored import is_name
 from dsec.images.names import canonical_name
 from dsec.stores.objects import MAXIMUM_PART_LENGTH
 

@@ -22,8 +22,8 @@ from dsec.images.lazy.collection.objects import Part, TombstoneState
 from dsec.images.lazy.collection.opened import LayerObjects, each
 from dsec.images.lazy.collection.roots import put_document
 from dsec.images.lazy.collection.rules import may_rely
-from dsec.images.lazy.conversion import LayerFile, PublishReport, convert, fetch_manifest
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.publication.conversion import LayerFile, PublishReport, convert, fetch_manifest
 
 _PUTS_AT_ONCE = 8
 """Each holds a stored chunk of up to 4 MiB."""

@@ -12,7 +12,7 @@ import msgspec
 from dsec.base.errors import DsecError, InvalidRequestError, ObjectNotFoundError, StateCorruptedError
 from dsec.images.lazy.collection.objects import PINS, TAGS, Tag, pin_key, tag_key, tag_of_key
 from dsec.images.lazy.collection.opened import each
-from dsec.images.lazy.document import (
+from dsec.images.lazy.formats.document import (
     IMAGES,
     MAXIMUM_DOCUMENT_BYTES,
     SCHEME,
@@ -23,7 +23,7 @@ from dsec.images.lazy.document import (
     name_in,
     reference_of,
 )
-from dsec.images.lazy.stored import is_name
+from dsec.images.lazy.formats.stored import is_name
 from dsec.images.names import canonical_name
 from dsec.model.value import Value
 from dsec.stores.objects import ObjectStore

@@ -1,0 +1,1 @@
+"""Chunks from and for other nodes (docs/image-peers.md)."""

@@ -17,9 +17,9 @@ import msgspec
 
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError
 from dsec.distribution.messages import FailureKind
+from dsec.images.lazy.formats.stored import HEADER_BYTES, MAXIMUM_STORED_BYTES
 from dsec.images.lazy.peers.chunk_server import CHUNKS, HELLO, WAIT
 from dsec.images.lazy.peers.wire import Head, Wire, WireError, connect, head_of
-from dsec.images.lazy.stored import HEADER_BYTES, MAXIMUM_STORED_BYTES
 from dsec.model.peer import Peer, origin
 from dsec.model.peer_proof import HelloAnswer, PeerCall
 

@@ -30,9 +30,9 @@ import msgspec
 
 from dsec.base.errors import InvalidRequestError, UnauthorizedError
 from dsec.distribution.uploads import Refused, Upload, Uploads
+from dsec.images.lazy.formats.stored import is_name
 from dsec.images.lazy.peers.shelf import LocalChunks
 from dsec.images.lazy.peers.wire import Head, Wire, WireError, head_of
-from dsec.images.lazy.stored import is_name
 from dsec.model.peer_proof import Hello, PeerGate
 
 CHUNKS = "/v1/chunks/"

@@ -23,11 +23,11 @@ import msgspec
 
 from dsec.base.secret_file import read_secret
 from dsec.distribution.uploads import Uploads
+from dsec.images.lazy.formats.stored import is_name
 from dsec.images.lazy.peers.chunk_server import ChunkServer
 from dsec.images.lazy.peers.seeds import SEEDS
 from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
-from dsec.images.lazy.stored import is_name
 from dsec.model.peer import parse_listen
 from dsec.model.peer_proof import PeerGate
 from dsec.model.value import Value

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from dsec.images.durable import write_atomically
-from dsec.images.lazy.cached_layer import DATA, MANIFEST
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.stored import is_name
+from dsec.images.lazy.caching.cached_layer import DATA, MANIFEST
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import is_name
 from dsec.images.staging import remove_tree
 
 SEEDS = "seeds"

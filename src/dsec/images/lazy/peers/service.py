@@ -20,9 +20,9 @@ import msgspec
 from dsec.base.errors import StateCorruptedError
 from dsec.base.secret_file import read_secret
 from dsec.distribution.order import spread
-from dsec.images.lazy.cache import LayerCache
-from dsec.images.lazy.cached_layer import METADATA, CachedLayer
-from dsec.images.lazy.fetching import LayerEvent, LayerEventKind, OnEvent
+from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef
 from dsec.images.lazy.peers.calling import Caller
 from dsec.images.lazy.peers.report import PeersReport
 from dsec.images.lazy.peers.seeds import SEEDS, Seeds
@@ -30,8 +30,8 @@ from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.source import Peers, open_peers
 from dsec.images.lazy.peers.tracking import Announcing, HttpTracker
 from dsec.images.lazy.peers.uploading import Seeding
+from dsec.images.lazy.serving.fetching import LayerEvent, LayerEventKind, OnEvent
 from dsec.images.lazy.source import ChunkSource
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef
 from dsec.model.peer import parse_tracker
 
 

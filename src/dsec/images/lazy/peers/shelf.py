@@ -29,10 +29,10 @@ from itertools import accumulate
 from pathlib import Path
 
 from dsec.base.errors import DsecError
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.cached_layer import DATA, MANIFEST
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.stored import CHUNK_BYTES, encode, is_name
+from dsec.images.lazy.caching.cached_layer import DATA, MANIFEST
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, encode, is_name
 
 LOOK_INTERVAL_S = 0.5
 """Layers that came or went are looked for at most that often, however many unknown chunks are asked for."""

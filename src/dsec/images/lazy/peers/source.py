@@ -28,10 +28,10 @@ from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
 from dsec.distribution.messages import Answer, Candidate, Failure, FailureKind, Lookup, LookupReply, Report
 from dsec.distribution.policy import AcquisitionPolicy, SuspicionPolicy
 from dsec.distribution.suspicion import Suspicion
+from dsec.images.lazy.formats.stored import ChunkRef
 from dsec.images.lazy.peers.ahead import Ahead
 from dsec.images.lazy.peers.calling import Caller, PeerFailedError
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, PEERS
-from dsec.images.lazy.stored import ChunkRef
 from dsec.model.peer import Peer
 from dsec.model.value import Value
 from dsec.placement.trust import smoothed

@@ -1,0 +1,1 @@
+"""Check images and mend them (docs/images-care.md)."""

@@ -8,14 +8,14 @@ from pathlib import Path
 import anyio.to_thread
 
 from dsec.base.errors import DsecError, StateCorruptedError, StoreUnavailableError
-from dsec.images.lazy.cached_layer import DATA, write_at
-from dsec.images.lazy.client import LAZY
+from dsec.images.lazy.caching.cached_layer import DATA, write_at
 from dsec.images.lazy.collection.objects import Part
-from dsec.images.lazy.conversion import fetch_manifest
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, encode
 from dsec.images.lazy.origins import REGISTRY_SCHEME, open_origin
+from dsec.images.lazy.publication.conversion import fetch_manifest
+from dsec.images.lazy.serving.client import LAZY
 from dsec.images.lazy.source import ChunkSource
-from dsec.images.lazy.stored import CHUNK_BYTES, encode
 from dsec.images.lazy.verifying.fetched import fetch_pieces
 from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, some, words
 from dsec.images.lazy.verifying.pieces import Piece, PieceFile, pieces_of

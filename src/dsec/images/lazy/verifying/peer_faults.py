@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.ids import is_node_id
-from dsec.images.lazy.fetching import LayerEventKind
-from dsec.images.lazy.stored import CHUNK_BYTES
+from dsec.images.lazy.formats.stored import CHUNK_BYTES
+from dsec.images.lazy.serving.fetching import LayerEventKind
 from dsec.images.lazy.verifying.findings import Finding, Subject
 
 _FILES = ("events.jsonl.1", "events.jsonl")

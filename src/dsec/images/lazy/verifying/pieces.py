@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.images.lazy.cached_layer import write_at
-from dsec.images.lazy.erofs_metadata import Extent
-from dsec.images.lazy.manifest import LayerManifest
-from dsec.images.lazy.stored import CHUNK_BYTES, ChunkRef, name_of
+from dsec.images.lazy.caching.cached_layer import write_at
+from dsec.images.lazy.erofs.metadata import Extent
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef, name_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from dsec.base.errors import DsecError, StateCorruptedError
 from dsec.images import erofs, layers
 from dsec.images.durable import exclusive, write_atomically
 from dsec.images.layers import EROFS_FILE, MANIFEST_FILE, RECORD, TREE, LayerRecord, hex_of, write_record
-from dsec.images.lazy import manifest as manifests
-from dsec.images.lazy.client import LAZY
-from dsec.images.lazy.document import ImageDocument
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.formats import manifest as manifests
+from dsec.images.lazy.formats.document import ImageDocument
+from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.origins import Origins
+from dsec.images.lazy.serving.client import LAZY
 from dsec.images.listing import tree_digest
 from dsec.images.store import LocalImageStore
 from dsec.model.image import LayerFormat

@@ -10,7 +10,7 @@ import anyio.to_thread
 from dsec.base.errors import DsecError, HostDiskFullError
 from dsec.base.units import format_number_of
 from dsec.images.durable import full_disk_reported
-from dsec.images.lazy.manifest import LayerManifest
+from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.origins import Origins
 from dsec.images.lazy.verifying.fetched import fetch_pieces
 from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, some, words

@@ -1,0 +1,1 @@
+"""What of lazy layers is on this host, and how one becomes whole."""

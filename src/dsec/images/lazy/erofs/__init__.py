@@ -1,0 +1,1 @@
+"""EROFS files, read and laid out anew without mounting them."""

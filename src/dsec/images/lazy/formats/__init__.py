@@ -1,0 +1,1 @@
+"""What is written down of a published layer: manifest, stored chunk, document. Pure."""

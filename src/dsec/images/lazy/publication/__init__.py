@@ -1,0 +1,1 @@
+"""From a host's layers to a store's chunks, and back."""

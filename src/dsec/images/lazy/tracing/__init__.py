@@ -1,0 +1,1 @@
+"""What of images is read, and in which order (docs/prefetch.md)."""

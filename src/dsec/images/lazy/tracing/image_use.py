@@ -1,0 +1,84 @@
+"""What of images was read, what came beforehand, and what is here: the marks of their lazy layers, summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dsec.base.units import format_size
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.tracing.touches import LayerUse
+from dsec.images.lazy.tracing.traces import TraceShelf
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageInfo, LayerFormat
+from dsec.model.value import Value
+
+
+class ImageUse(Value, frozen=True):
+    """What came of an image, and what of it was read; content bytes, in whole chunks.
+
+    Attributes:
+        image: its name.
+        image_id: its id.
+        size_bytes: of its layers' files.
+        local_bytes: of those that are wholly here and were never loaded when touched: of them nothing is seen.
+        touched_bytes, prefetched_bytes, wasted_bytes, fetched_bytes, cached_bytes: of the others; see `LayerUse`.
+        layers: what they are of, one a lazy layer.
+        commands: names of the programs that it has traces of; empty text: that of its first use.
+    """
+
+    image: str
+    image_id: str
+    size_bytes: int
+    local_bytes: int
+    touched_bytes: int
+    prefetched_bytes: int
+    wasted_bytes: int
+    fetched_bytes: int
+    cached_bytes: int
+    layers: tuple[LayerUse, ...]
+    commands: tuple[str, ...]
+
+    def row(self) -> tuple[str, ...]:
+        """Return the cells of a table."""
+        lazy_bytes = self.size_bytes - self.local_bytes
+        parts = (self.touched_bytes, self.prefetched_bytes, self.wasted_bytes, self.fetched_bytes, self.cached_bytes)
+        shares = (f"{format_size(part)} ({part / lazy_bytes:.0%})" if lazy_bytes else "-" for part in parts)
+        commands = ", ".join(command or "(first use)" for command in self.commands)
+        return (self.image, format_size(self.size_bytes), *shares, commands or "-")
+
+
+def image_uses(images: LocalImageStore, chosen: Iterable[ImageInfo], daemon: LayerDaemon) -> tuple[ImageUse, ...]:
+    """Sum up what is known of images. A daemon that does not run is started where an image has lazy layers.
+
+    Raises:
+        NodeUnavailableError: no daemon answers.
+        StateCorruptedError: an image's layer is damaged.
+    """
+    shelf = TraceShelf(images.root)
+    return tuple(_use(images, image, daemon, shelf) for image in chosen)
+
+
+def lazy_manifests(images: LocalImageStore, image: ImageInfo) -> dict[str, str]:
+    """Return the names of the manifests of an image's lazy layers, by digest."""
+    lazy = [layer.digest for layer in image.layers if layer.format is LayerFormat.LAZY]
+    records = (images.stored_layer(digest)[1] for digest in lazy)
+    return {record.digest: record.manifest for record in records if record.format is LayerFormat.LAZY}
+
+
+def _use(images: LocalImageStore, image: ImageInfo, daemon: LayerDaemon, shelf: TraceShelf) -> ImageUse:
+    manifests = lazy_manifests(images, image)
+    uses = daemon.statistics(list(manifests.values())) if manifests else ()
+    size_bytes = sum(layer.size_bytes for layer in image.layers)
+    return ImageUse(
+        image=image.name,
+        image_id=image.image_id,
+        size_bytes=size_bytes,
+        local_bytes=sum(layer.size_bytes for layer in image.layers if layer.digest not in manifests),
+        touched_bytes=sum(use.touched_bytes for use in uses),
+        prefetched_bytes=sum(use.prefetched_bytes for use in uses),
+        wasted_bytes=sum(use.wasted_bytes for use in uses),
+        fetched_bytes=sum(use.fetched_bytes for use in uses),
+        cached_bytes=sum(use.cached_bytes for use in uses),
+        layers=uses,
+        commands=tuple(sorted(trace.command for trace in shelf.of(image.image_id))),
+    )

@@ -1,0 +1,253 @@
+"""Verify an image: its manifests, then its layers, then every chunk of those that are loaded when touched.
+
+Trust goes from the image's name through records and manifests to chunks, and in that order it is looked at. Each level
+is looked at wholly, whatever the one before it found, so that one run names everything that is wrong, and where. What
+is on this host is read in any case; with `full` also everything that the layers' origins have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio.to_thread
+
+from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.base.units import format_number_of, format_size
+from dsec.images import erofs
+from dsec.images.lazy.collection.roots import fetch_document
+from dsec.images.lazy.formats.document import ImageDocument
+from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.origins import close_origins
+from dsec.images.lazy.publication.pulled import PulledFrom, pulled_from
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, words
+from dsec.images.lazy.verifying.origin_checks import OriginCheck
+from dsec.images.lazy.verifying.peer_faults import peer_faults
+from dsec.images.lazy.verifying.records import StoredLayer, read_stored, restore
+from dsec.images.lazy.verifying.whole_layers import check_whole
+from dsec.images.listing import tree_digest
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageInfo, LayerFormat
+from dsec.stores.opening import open_existing
+
+
+async def verify_image(
+    images: LocalImageStore, name: str, daemon: LayerDaemon | None, options: VerifyOptions
+) -> AsyncIterator[Finding]:
+    """Yield what is found about an image, part by part.
+
+    Args:
+        images: where it is.
+        name: its name.
+        daemon: serves its lazy layers; None: there can be none.
+        options: how.
+
+    Raises:
+        ImageNotFoundError: no such image.
+    """
+    info = await anyio.to_thread.run_sync(images.get, name)
+    check = _ImageCheck(images, info, daemon, options)
+    try:
+        async for finding in check.manifests():
+            yield finding
+        for subject, stored in check.layers:
+            if stored.record.format is not LayerFormat.LAZY:
+                yield await check_whole(images, subject, stored, options)
+        for subject, stored in check.layers:
+            if stored.record.format is LayerFormat.LAZY and stored.manifest is not None:
+                async for finding in check.chunks(subject, stored, stored.manifest):
+                    yield finding
+    finally:
+        await close_origins()
+
+
+class _ImageCheck:
+    """The check of one image.
+
+    Attributes:
+        layers: those whose records are right, from the lowest up.
+    """
+
+    def __init__(
+        self, images: LocalImageStore, info: ImageInfo, daemon: LayerDaemon | None, options: VerifyOptions
+    ) -> None:
+        self._images = images
+        self._info = info
+        self._daemon = daemon
+        self._options = options
+        self.layers: list[tuple[Subject, StoredLayer]] = []
+
+    async def manifests(self) -> AsyncIterator[Finding]:
+        """Check what is written down of the image and its layers, here and where it was pulled from."""
+        origin = await anyio.to_thread.run_sync(pulled_from, self._images.root, self._info.image_id)
+        document: ImageDocument | None = None
+        problem: DsecError | None = None
+        if origin is not None and (self._options.full or self._options.repair):
+            try:
+                document = await self._document(origin)
+            except DsecError as error:
+                problem = error
+        is_good = True
+        for number, layer in enumerate(self._info.layers, 1):
+            finding = await self._record(Subject(part=f"layer-{number}", digest=layer.digest), document, origin)
+            if finding is not None:
+                is_good = is_good and finding.ok
+                yield finding
+        lazy = sum(stored.record.format is LayerFormat.LAZY for _, stored in self.layers)
+        if is_good:
+            detail = f"{format_number_of(len(self._info.layers), 'layer')}, {lazy} of them lazy"
+            yield Finding(part="manifest", ok=True, detail=detail, node=self._options.node)
+        if origin is not None and self._options.full:
+            yield self._about_document(origin, document, problem)
+
+    async def _document(self, origin: PulledFrom) -> ImageDocument:
+        store = await anyio.to_thread.run_sync(open_existing, origin.store)
+        try:
+            return await fetch_document(store, origin.reference)
+        finally:
+            await store.aclose()
+
+    def _about_document(self, origin: PulledFrom, document: ImageDocument | None, problem: DsecError | None) -> Finding:
+        node = origin.store
+        if isinstance(problem, ObjectNotFoundError):
+            detail = f"{origin.reference} was unpublished; this host holds its layers there"
+            return Finding(part="document", ok=True, detail=detail, node=node)
+        if problem is not None or document is None:
+            detail = "" if problem is None else words(problem)
+            away = isinstance(problem, StoreUnavailableError)
+            advice = f"see that {node} can be reached" if away else "publish the image again"
+            return Finding(part="document", ok=False, detail=detail, advice=advice, node=node)
+        if [layer.digest for layer in document.layers] != [layer.digest for layer in self._info.layers]:
+            detail = f"{origin.reference} has other layers than {self._info.name} has here"
+            return Finding(part="document", ok=False, detail=detail, advice="pull the image again", node=node)
+        return Finding(part="document", ok=True, detail=f"{origin.reference}, hash matched", node=node)
+
+    async def _record(
+        self, subject: Subject, document: ImageDocument | None, origin: PulledFrom | None
+    ) -> Finding | None:
+        """Read what is written down of a layer; return a finding where that was damaged."""
+        try:
+            stored = await anyio.to_thread.run_sync(read_stored, self._images, subject.digest)
+        except DsecError as error:
+            if not self._options.repair:
+                advice = "--repair writes it anew from where the image was pulled; or pull or import the image again"
+                return self._unreadable(subject, words(error), advice)
+            return await self._restored(subject, error, document, origin)
+        self.layers.append((subject, stored))
+        return None
+
+    async def _restored(
+        self, subject: Subject, problem: DsecError, document: ImageDocument | None, origin: PulledFrom | None
+    ) -> Finding:
+        origins = tuple(url for url in (origin.store if origin else "", self._options.store_url) if url)
+        try:
+            stored = await restore(self._images, subject.digest, document, origins)
+            stored = await anyio.to_thread.run_sync(read_stored, self._images, subject.digest)
+        except DsecError as error:
+            detail = f"{words(problem)}; and it cannot be written anew: {words(error)}"
+            return self._unreadable(subject, detail, "pull or import the image again")
+        self.layers.append((subject, stored))
+        return Finding(
+            part=f"manifest of {subject.part}",
+            ok=True,
+            detail=f"{words(problem)}: written anew",
+            advice="check this node's disk",
+            node=self._options.node,
+            layer=subject.digest,
+            repaired=True,
+        )
+
+    def _unreadable(self, subject: Subject, detail: str, advice: str) -> Finding:
+        part, node = f"manifest of {subject.part}", self._options.node
+        return Finding(part=part, ok=False, detail=detail, advice=advice, node=node, layer=subject.digest)
+
+    async def chunks(self, subject: Subject, stored: StoredLayer, manifest: LayerManifest) -> AsyncIterator[Finding]:
+        """Check the chunks of a lazy layer: what is cached here, and with `full` what its origins have."""
+        yield await self._cached(subject, stored, manifest)
+        if not self._options.full:
+            return
+        if self._daemon is not None:
+            root = self._daemon.root
+            for finding in await anyio.to_thread.run_sync(lambda: list(peer_faults(root, subject, manifest.id))):
+                yield finding
+        origins = stored.record.origins or ((self._options.store_url,) if self._options.store_url else ())
+        check = OriginCheck(self._images, subject, manifest, origins, self._options)
+        with self._images.work_directory() as work:
+            path = work.path / "fetched.erofs"
+            descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            assert descriptor is not None
+            try:
+                os.ftruncate(descriptor, manifest.size_bytes)
+                free = os.fstatvfs(descriptor)
+                has_room = free.f_bavail * free.f_frsize > 2 * manifest.size_bytes
+                for url in origins:
+                    yield await check.check(url, descriptor if has_room else None)
+                if not has_room:
+                    detail = (
+                        f"what it is as a whole was not checked: that takes {format_size(manifest.size_bytes)} here"
+                    )
+                    yield subject.good(detail, node=self._options.node)
+                elif len(check.filled) == len(manifest.chunks):
+                    yield await anyio.to_thread.run_sync(self._assembled, subject, path)
+            finally:
+                os.close(descriptor)
+
+    def _assembled(self, subject: Subject, path: Path) -> Finding:
+        """Compare the digest of everything in the file that all chunks make: each may be what its name says, and the
+        manifest lie about what they are together.
+        """
+        advice = "its manifest was made wrongly: publish the image again, and pull that"
+        try:
+            with self._images.work_directory() as scratch, erofs.opened(path, scratch.path) as root_fd:
+                found = tree_digest(root_fd)[0]
+        except (StateCorruptedError, OSError) as error:
+            detail = words(error) if isinstance(error, DsecError) else str(error)
+            return subject.bad(f"its chunks make no layer: {detail}", node=self._options.node, advice=advice)
+        if found == subject.digest:
+            return subject.good("hash matched", node=self._options.node)
+        detail = f"hash mismatch, expected {subject.digest[7:19]}..., got {found[7:19]}..."
+        return subject.bad(detail, node=self._options.node, advice=advice)
+
+    async def _cached(self, subject: Subject, stored: StoredLayer, manifest: LayerManifest) -> Finding:
+        node, suffix, repair = self._options.node, " cache", self._options.repair
+        if self._daemon is None:
+            return subject.good("nothing is cached without a daemon of layers", node=node, suffix=suffix)
+        daemon, origins = self._daemon, stored.record.origins
+        try:
+            answer = await anyio.to_thread.run_sync(
+                lambda: daemon.verify(manifest.id, repair=repair, origins=origins, file=stored.file)
+            )
+        except DsecError as error:
+            return subject.bad(words(error), node=node, suffix=suffix, advice="see that its origins can be reached")
+        if not answer.bad:
+            return subject.good(f"{answer.pieces} pieces here, hashes matched", node=node, suffix=suffix)
+        detail = f"{len(answer.bad)} of {answer.pieces} pieces do not verify: {_numbers(answer.bad)}"
+        disk = f"{_in_use(answer.mapped)}check this node's disk"
+        if not repair:
+            command = f"`dsec image prefetch {self._info.name} --all`"
+            advice = f"they are fetched again when they are read, or now by {command}; {disk}"
+            return subject.bad(detail, node=node, suffix=suffix, advice=advice)
+        return Finding(
+            part=f"{subject.part}{suffix}",
+            ok=True,
+            detail=f"{detail}; they were fetched again",
+            advice=disk,
+            node=node,
+            layer=subject.digest,
+            repaired=True,
+        )
+
+
+def _in_use(mapped: tuple[str, ...]) -> str:
+    """Return what to do about damaged pages that the kernel keeps for programs that run."""
+    if not mapped:
+        return ""
+    shown = ", ".join(mapped[:5]) + (", ..." if len(mapped) > 5 else "")
+    return f"programs run with what was damaged of {shown}: end the sandboxes of this image; "
+
+
+def _numbers(bad: tuple[int, ...]) -> str:
+    shown = ", ".join("metadata" if number < 0 else f"chunk {number}" for number in bad[:8])
+    return shown + (f" and {len(bad) - 8} more" if len(bad) > 8 else "")
