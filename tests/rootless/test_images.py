@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dsec.images.lazy.sharing import publish_image
+from dsec.images.lazy.publication.sharing import publish_image
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 from dsec.stores.objects_folder import FolderObjectStore
