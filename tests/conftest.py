@@ -13,6 +13,8 @@ from hypothesis import settings
 
 from dsec.linux.swap import swap_table
 
+pytest_plugins = ["dsec.testing.servers"]
+
 # How long an example takes depends on what else the host does.
 settings.register_profile("dsec", deadline=None)
 settings.load_profile("dsec")

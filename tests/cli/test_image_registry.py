@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import uuid
 from pathlib import Path
 
 import pytest
@@ -14,22 +14,14 @@ from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 from dsec.testing.ended_layers import layers_ended
 from dsec.testing.image_suite import make_tree
-from dsec.testing.registry_server import RegistryServer, auth_file, basic_auth, find_registry, run_registry
+from dsec.testing.servers import GuardedRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[RegistryServer]:
-    program = find_registry()
-    if program is None:
-        pytest.skip("no registry: scripts/install-test-packages installs one")
-    with run_registry(tmp_path / "registry", program, auth=basic_auth(tmp_path / "registry")) as server:
-        yield server
-
-
-def test_an_image_goes_to_a_registry_and_comes_from_it(tmp_path: Path, registry: RegistryServer) -> None:
-    environment = auth_file(tmp_path / "auth.json", registry.host)
+def test_an_image_goes_to_a_registry_and_comes_from_it(tmp_path: Path, password_registry: GuardedRegistry) -> None:
+    environment = dict(password_registry.environment)
+    place = f"{password_registry.server.host}/{uuid.uuid4().hex}"
 
     def dsec(state: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "dsec", "--state-dir", str(tmp_path / state), "image", *arguments]
@@ -39,20 +31,20 @@ def test_an_image_goes_to_a_registry_and_comes_from_it(tmp_path: Path, registry:
     layer = store.add_layer(make_tree(tmp_path / "tree", a="1" * 5000))
     store.add_image("mine:v1", [layer], ImageConfig(), source="test")
     store.close()
-    pushed = dsec("here", "push", "mine:v1", f"{registry.host}/team/mine:v1")
+    pushed = dsec("here", "push", "mine:v1", f"{place}/mine:v1")
     assert pushed.returncode == 0, pushed.stderr
-    assert pushed.stdout.startswith(f"{registry.host}/team/mine:v1@sha256:")
+    assert pushed.stdout.startswith(f"{place}/mine:v1@sha256:")
     pulled = dsec("there", "pull", pushed.stdout.strip(), "--json")
     assert pulled.returncode == 0, pulled.stderr
     (shown,) = json.loads(pulled.stdout)["layers"]
     assert (shown["digest"], shown["format"]) == (layer, "lazy")
     with layers_ended(tmp_path / "there/images/lazy"):
-        eager = dsec("there", "pull", f"{registry.host}/team/mine:v1", "--eager", "--name", "whole", "--json")
+        eager = dsec("there", "pull", f"{place}/mine:v1", "--eager", "--name", "whole", "--json")
         assert json.loads(eager.stdout)["layers"][0]["format"] == "erofs"
     environment["REGISTRY_AUTH_FILE"] = str(tmp_path / "none.json")
-    refused = dsec("there", "pull", f"{registry.host}/team/mine:v1")
+    refused = dsec("there", "pull", f"{place}/mine:v1")
     assert refused.returncode == 77
-    assert f"podman login {registry.host}" in refused.stderr
-    refused = dsec("here", "push", "mine:v1", f"{registry.host}/team/mine:v2")
+    assert f"podman login {password_registry.server.host}" in refused.stderr
+    refused = dsec("here", "push", "mine:v1", f"{place}/mine:v2")
     assert refused.returncode == 77
     assert "cutting" not in refused.stderr  # What takes long has not begun.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.stores.opening import open_store
 from dsec.testing.chunk_source_suite import ChunkSourceSuite, OpenSource, stored_chunks
 from dsec.testing.faulty_store import Faults, FaultyObjectStore
-from dsec.testing.s3_server import S3Server, find_program, make_bucket, run_s3_server
+from dsec.testing.s3_server import S3Server
 
 
 def _objects_in(make_store: object) -> OpenSource:
@@ -57,21 +57,11 @@ class TestBlob(ChunkSourceSuite):
         return open_source
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    program = find_program()
-    if program is None:
-        pytest.skip("no S3 server: scripts/install-test-packages installs one")
-    with run_s3_server(tmp_path_factory.mktemp("s3"), program) as running:
-        make_bucket(running, "dsec-test")
-        yield running
-
-
 @pytest.mark.slow
 class TestS3(ChunkSourceSuite):
     @pytest.fixture
-    def open_source(self, server: S3Server) -> OpenSource:
-        return _objects_in(lambda: open_store(f"s3://dsec-test/{uuid.uuid4()}", environment=server.environment))
+    def open_source(self, s3_server: S3Server, s3_url: str) -> OpenSource:
+        return _objects_in(lambda: open_store(s3_url, environment=s3_server.environment))
 
 
 @pytest.mark.anyio

@@ -35,7 +35,7 @@ from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.image_hosts import ImageHosts, image_hosts
-from dsec.testing.registry_server import find_registry, run_registry
+from dsec.testing.registry_server import RegistryServer
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -431,37 +431,33 @@ def test_chunks_that_make_another_layer_than_their_manifest_says_are_found(
 
 
 def test_a_registry_that_rots_is_named_by_chunk(
-    hosts: ImageHosts, published: _Published, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    hosts: ImageHosts, published: _Published, tmp_path: Path, own_registry: RegistryServer
 ) -> None:
-    program = find_registry()
-    if program is None:
-        pytest.skip("no registry: scripts/install-test-packages installs one")
-    with run_registry(tmp_path_factory.mktemp("registry"), program) as registry:
-        image = _Image(hosts, tmp_path, published, eager=True)
-        reference = parse_reference(f"{registry.host}/mine:v1")
+    image = _Image(hosts, tmp_path, published, eager=True)
+    reference = parse_reference(f"{own_registry.host}/mine:v1")
 
-        async def push_and_pull() -> None:
-            client = RegistryClient(registry.host)
-            try:
-                await push_image(image.store, PushRequest(name="mine:v1", reference=reference), client)
-                image.store = hosts.host("third")
-                await pull_from_registry(image.store, PullRequest(reference=reference, name="mine:v1"), client)
-            finally:
-                await close_shared()
-                await client.aclose()
+    async def push_and_pull() -> None:
+        client = RegistryClient(own_registry.host)
+        try:
+            await push_image(image.store, PushRequest(name="mine:v1", reference=reference), client)
+            image.store = hosts.host("third")
+            await pull_from_registry(image.store, PullRequest(reference=reference, name="mine:v1"), client)
+        finally:
+            await close_shared()
+            await client.aclose()
 
-        anyio.run(push_and_pull)
-        assert image.bad(full=True) == {}
-        blobs = [path for path in registry.directory.rglob("data") if path.is_file()]
-        (blob,) = [path for path in blobs if path.stat().st_size > 8 << 20]
-        _flip(blob, 6 << 20)
-        bad = image.bad(full=True, repair=True)
-        assert set(bad) == {"layer-2 registry"}
-        places = enumerate(image.manifest.chunks)
-        (place,) = [place for place, ref in places if 0 <= (6 << 20) - ref.blob_start < ref.stored_bytes]
-        assert f"chunk {place}: " in bad["layer-2 registry"].detail
-        assert bad["layer-2 registry"].node.startswith(f"oci://{registry.host}/mine@sha256:")
-        assert "push" in bad["layer-2 registry"].advice
+    anyio.run(push_and_pull)
+    assert image.bad(full=True) == {}
+    blobs = [path for path in own_registry.directory.rglob("data") if path.is_file()]
+    (blob,) = [path for path in blobs if path.stat().st_size > 8 << 20]
+    _flip(blob, 6 << 20)
+    bad = image.bad(full=True, repair=True)
+    assert set(bad) == {"layer-2 registry"}
+    places = enumerate(image.manifest.chunks)
+    (place,) = [place for place, ref in places if 0 <= (6 << 20) - ref.blob_start < ref.stored_bytes]
+    assert f"chunk {place}: " in bad["layer-2 registry"].detail
+    assert bad["layer-2 registry"].node.startswith(f"oci://{own_registry.host}/mine@sha256:")
+    assert "push" in bad["layer-2 registry"].advice
 
 
 def test_progress_is_told_and_memory_is_bounded(lazy: _Image) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,7 +56,7 @@ from dsec.stores.objects_folder import FolderObjectStore
 from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.stores.opening import open_store
 from dsec.testing.faulty_store import FaultyObjectStore
-from dsec.testing.s3_server import S3Server, find_program, make_bucket, run_s3_server
+from dsec.testing.s3_server import S3Server
 from dsec.testing.turnstile import GatedStore, Turnstile, Waiting
 
 pytestmark = pytest.mark.anyio
@@ -669,16 +669,6 @@ async def test_no_interleaving_loses_what_is_published_or_pulled_and_nothing_sta
     await _live_through(MemoryObjectStore(), seed, 4000)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    program = find_program()
-    if program is None:
-        pytest.skip("no S3 server: scripts/install-test-packages")
-    with run_s3_server(tmp_path_factory.mktemp("s3"), program) as running:
-        make_bucket(running, "dsec-test")
-        yield running
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_a_folder_loses_nothing_either(tmp_path: Path, seed: int) -> None:
@@ -686,8 +676,8 @@ async def test_a_folder_loses_nothing_either(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.slow
-async def test_a_real_service_loses_nothing_either(server: S3Server) -> None:
-    store = open_store(f"s3://dsec-test/{uuid.uuid4()}", environment=server.environment)
+async def test_a_real_service_loses_nothing_either(s3_server: S3Server, s3_url: str) -> None:
+    store = open_store(s3_url, environment=s3_server.environment)
     try:
         await _live_through(store, 3, 1500)
     finally:

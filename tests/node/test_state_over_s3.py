@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import anyio
 import pytest
@@ -16,26 +15,16 @@ from dsec.state.store_care import StoreCare
 from dsec.stores.chunks import open_chunks
 from dsec.stores.opening import open_store
 from dsec.testing.memory_node import MemoryHost
-from dsec.testing.s3_server import S3Server, find_program, make_bucket, run_s3_server
+from dsec.testing.s3_server import S3Server
 from dsec.testing.state_suite import StateSuite
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    program = find_program()
-    if program is None:
-        pytest.skip("no S3 server: scripts/install-test-packages installs one")
-    with run_s3_server(tmp_path_factory.mktemp("s3"), program) as running:
-        make_bucket(running, "dsec-state")
-        yield running
-
-
 @pytest.fixture
-async def host(server: S3Server) -> AsyncIterator[MemoryHost]:
+async def host(s3_server: S3Server, s3_url: str) -> AsyncIterator[MemoryHost]:
     host = MemoryHost()
-    host.store = open_store(f"s3://dsec-state/{uuid.uuid4()}", environment=server.environment)  # type: ignore[assignment]
+    host.store = open_store(s3_url, environment=s3_server.environment)  # type: ignore[assignment]
     yield host
     await host.store.aclose()
 
@@ -60,18 +49,20 @@ async def test_a_long_chain_in_s3_is_whole_and_passes_its_check(host: MemoryHost
     assert (found.snapshots, found.problems) == (MERGE_DEPTH + 2, ())
 
 
-async def test_a_server_that_stands_still_costs_a_snapshot_and_nothing_else(host: MemoryHost, server: S3Server) -> None:
+async def test_a_server_that_stands_still_costs_a_snapshot_and_nothing_else(
+    host: MemoryHost, s3_server: S3Server
+) -> None:
     async with host.node() as node:
         box = (await node.create(SandboxSpec())).sandbox_id
         await node.state.snapshot(box)
         await node.write_file(box, "/tmp/x", b"new")
-        server.process.send_signal(signal.SIGSTOP)
+        s3_server.process.send_signal(signal.SIGSTOP)
         try:
             # Patience is the store's; who asks has less of it.
             with pytest.raises(TimeoutError), anyio.fail_after(0.5):
                 await node.state.snapshot(box)
         finally:
-            server.process.send_signal(signal.SIGCONT)
+            s3_server.process.send_signal(signal.SIGCONT)
         assert len(await node.state.list_checkpoints(box)) == 1
         await node.state.snapshot(box)
         assert len(await node.state.list_snapshots()) == 2

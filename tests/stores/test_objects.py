@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.stores.opening import open_store
 from dsec.testing.faulty_store import FaultyObjectStore
 from dsec.testing.objects_suite import ObjectStoreSuite
-from dsec.testing.s3_server import S3Server, find_program, make_bucket, run_s3_server
+from dsec.testing.s3_server import S3Server
 
 
 class TestMemory(ObjectStoreSuite):
@@ -49,43 +48,35 @@ class TestFaultyWithoutFaults(ObjectStoreSuite):
         return FaultyObjectStore(MemoryObjectStore())
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    program = find_program()
-    if program is None:
-        pytest.skip("no S3 server: scripts/install-test-packages installs one")
-    with run_s3_server(tmp_path_factory.mktemp("s3"), program) as running:
-        make_bucket(running, "dsec-test")
-        yield running
-
-
 @pytest.mark.slow
 class TestS3(ObjectStoreSuite):
     @pytest.fixture
-    def store(self, server: S3Server) -> ObjectStore:
-        return open_store(f"s3://dsec-test/{uuid.uuid4()}", environment=server.environment)
+    def store(self, s3_server: S3Server, s3_url: str) -> ObjectStore:
+        return open_store(s3_url, environment=s3_server.environment)
 
     @pytest.mark.anyio
-    async def test_a_missing_bucket_is_named(self, server: S3Server) -> None:
-        store = open_store("s3://no-such-bucket", environment=server.environment)
+    async def test_a_missing_bucket_is_named(self, s3_server: S3Server) -> None:
+        store = open_store("s3://no-such-bucket", environment=s3_server.environment)
         with pytest.raises(NotFoundError, match="no such bucket"):
             await store.put("a/object", b"x", timeout_s=10)
 
     @pytest.mark.anyio
-    async def test_a_wrong_secret_is_not_tried_again(self, server: S3Server) -> None:
-        store = open_store("s3://dsec-test", environment=server.environment | {"AWS_SECRET_ACCESS_KEY": "wrong"})
+    async def test_a_wrong_secret_is_not_tried_again(self, s3_server: S3Server, s3_url: str) -> None:
+        store = open_store(s3_url, environment=s3_server.environment | {"AWS_SECRET_ACCESS_KEY": "wrong"})
         with pytest.raises((UnauthorizedError, PermissionDeniedError)):
             await store.put("a/object", b"x", timeout_s=10)
 
     @pytest.mark.anyio
-    async def test_a_server_that_stands_still_is_given_up_at_the_deadline(self, server: S3Server) -> None:
-        store = open_store("s3://dsec-test", environment=server.environment)
-        server.process.send_signal(signal.SIGSTOP)
+    async def test_a_server_that_stands_still_is_given_up_at_the_deadline(
+        self, s3_server: S3Server, s3_url: str
+    ) -> None:
+        store = open_store(s3_url, environment=s3_server.environment)
+        s3_server.process.send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(StoreUnavailableError, match=r"within 0\.5 s"):
                 await store.put("a/object", b"x", timeout_s=0.5)
         finally:
-            server.process.send_signal(signal.SIGCONT)
+            s3_server.process.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from dsec.stores.episode_log_remote import read_stored_log, restore_log
 from dsec.stores.episode_log_upload import LogUploader
 from dsec.stores.opening import open_store
 from dsec.testing.episodes import EPISODE, history, identity, round_record
-from dsec.testing.s3_server import find_program, make_bucket, run_s3_server
+from dsec.testing.s3_server import S3Server
 
 LEASE_S = 3.0
 """Far longer than a busy host keeps a process waiting, since a writer that is kept waiting so long is succeeded."""
@@ -164,32 +164,27 @@ def _opened_when_the_lease_is_over(place: LogPlace) -> tuple[EpisodeLog, LogCont
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_a_log_is_copied_to_a_real_service_and_restored_from_it(tmp_path: Path) -> None:
-    program = find_program()
-    if program is None:
-        pytest.skip("no S3 server: scripts/install-test-packages installs one")
+async def test_a_log_is_copied_to_a_real_service_and_restored_from_it(
+    tmp_path: Path, s3_server: S3Server, s3_url: str
+) -> None:
     place = LogPlace(directory=tmp_path / EPISODE)
     log = create_log(place, identity())
     for number in range(1, 41):
         log.append(RoundCommitted(round_record(number, size=50_000)))
     log.save()
-    where = tmp_path / "s3"
-    where.mkdir()
-    with run_s3_server(where, program) as server:
-        make_bucket(server, "dsec-episodes")
-        store = open_store("s3://dsec-episodes/run", environment=server.environment)
-        upload = LogUploader(log, place, store)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(upload.run)
-            with anyio.fail_after(60):
-                assert (await upload.wait_whole()).round == 40
-            tasks.cancel_scope.cancel()
-        log.close()
-        content = await read_stored_log(store, EPISODE)
-        assert content.completeness is Completeness.OPEN
-        elsewhere = LogPlace(directory=tmp_path / "elsewhere" / EPISODE)
-        await restore_log(elsewhere, store)
-        await store.aclose()
+    store = open_store(s3_url, environment=s3_server.environment)
+    upload = LogUploader(log, place, store)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(upload.run)
+        with anyio.fail_after(60):
+            assert (await upload.wait_whole()).round == 40
+        tasks.cancel_scope.cancel()
+    log.close()
+    content = await read_stored_log(store, EPISODE)
+    assert content.completeness is Completeness.OPEN
+    elsewhere = LogPlace(directory=tmp_path / "elsewhere" / EPISODE)
+    await restore_log(elsewhere, store)
+    await store.aclose()
     log, restored = open_log(elsewhere)
     log.close()
     assert restored.events == content.events

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +37,10 @@ from dsec.stores.objects_folder import FolderObjectStore
 from dsec.stores.opening import open_store
 from dsec.testing.lazy_faults import FaultWorld, Reader, unexcused
 from dsec.testing.node_process import NodeProcess
-from dsec.testing.registry_server import RegistryServer, find_registry, run_registry
+from dsec.testing.registry_server import RegistryServer
 from dsec.testing.relay import Relay, relayed
-from dsec.testing.s3_server import S3Server, find_program, make_bucket, run_s3_server
+from dsec.testing.s3_server import S3Server
+from dsec.testing.servers import BUCKET
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(0)]
 
@@ -50,25 +51,6 @@ _FILES, _FILE_BYTES = 3, 6 << 20
 _CACHE = "size=48m"
 """Of 72 MiB that are read: some layers become whole, and others never have room."""
 _ORIGINS = {"s3": ["s3"], "folder": ["folder"], "registry": ["registry"], "both": ["folder", "s3"]}
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    program = find_program()
-    if program is None:
-        pytest.skip("no S3 server: scripts/install-test-packages")
-    with run_s3_server(tmp_path_factory.mktemp("s3"), program) as running:
-        make_bucket(running, "dsec-test")
-        yield running
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
-    program = find_registry()
-    if program is None:
-        pytest.skip("no registry: scripts/install-test-packages installs one")
-    with run_registry(tmp_path_factory.mktemp("registry"), program) as running:
-        yield running
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +212,11 @@ def _check_all(directory: Path, source: Path) -> None:
 
 
 def test_whatever_fails_no_byte_is_wrong_and_reads_fail_only_while_nobody_can_serve(
-    state_dir: Path, s3: S3Server, registry: RegistryServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    state_dir: Path,
+    s3_server: S3Server,
+    own_registry: RegistryServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     seed = _SEED or secrets.token_hex(4)
     with capsys.disabled():
@@ -240,7 +226,7 @@ def test_whatever_fails_no_byte_is_wrong_and_reads_fail_only_while_nobody_can_se
     shutil.copytree(state_dir / "images", publisher / "images", symlinks=True)
     _make_sources(tmp_path / "trees", draw)
     # In a loop of its own, and not as an asynchronous test: those are ended when they take very long.
-    world, readers = anyio.run(_live_through, state_dir, publisher, (s3, registry), tmp_path, draw)
+    world, readers = anyio.run(_live_through, state_dir, publisher, (s3_server, own_registry), tmp_path, draw)
     complaints = [complaint for reader in readers for complaint in reader.complaints]
     bad = unexcused(complaints, world.outages, _ORIGINS)
     reads = sum(reader.reads for reader in readers)
@@ -260,7 +246,7 @@ async def _live_through(
             "registry": await stack.enter_async_context(relayed(registry.port)),
         }
         folder = FolderObjectStore(tmp_path / "objects")
-        sources = _Sources(s3, f"s3://dsec-test/{uuid.uuid4()}", folder, registry, relays)
+        sources = _Sources(s3, f"s3://{BUCKET}/{uuid.uuid4()}", folder, registry, relays)
         async with _running(state_dir, publisher, tmp_path / "trees", sources, draw) as (world, readers):
             await world.run(_SECONDS, _ONLY)
             await _check_alive(world)

@@ -21,7 +21,7 @@ from dsec.model.sandbox import SandboxSpec
 from dsec.node.builder import open_node
 from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
-from dsec.testing.registry_server import auth_file, find_registry, run_registry, run_token_server
+from dsec.testing.registry_server import auth_file, run_registry, run_token_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
 
@@ -33,15 +33,12 @@ async def _said(node: Node, sandbox_id: str, script: str) -> str:
 
 
 async def test_a_sandbox_of_an_image_in_a_registry(
-    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry_program: str
 ) -> None:
-    program = find_registry()
-    if program is None:
-        pytest.skip("no registry: scripts/install-test-packages installs one")
     daemon = LayerDaemon(state_dir / "images/lazy", DaemonOptions(store_url=(state_dir / "store").as_uri()))
     with (
         run_token_server(tmp_path / "tokens") as tokens,
-        run_registry(tmp_path / "registry", program, auth=tokens.section) as server,
+        run_registry(tmp_path / "registry", registry_program, auth=tokens.section) as server,
     ):
         # The daemon that serves layers finds credentials as every program of this host's owner does.
         environment = auth_file(tmp_path / "auth.json", server.host)

@@ -10,7 +10,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from dsec.testing.server_process import free_ports
 
 _START_S = 60.0
 _USERS = ("postgres", "nobody")
@@ -47,7 +48,7 @@ class PostgresqlServer:
     directory: Path
     programs: Path
     user: str
-    port: int = field(default_factory=lambda: free_port())
+    port: int = field(default_factory=lambda: free_ports(1)[0])
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
     @property
@@ -99,13 +100,6 @@ class PostgresqlServer:
                 return
             time.sleep(0.02)
         raise RuntimeError(f"PostgreSQL did not start: {(self.directory / 'log').read_text(errors='replace')[-2000:]}")
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def find_programs() -> Path | None:

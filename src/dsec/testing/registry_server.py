@@ -11,12 +11,11 @@ import http.client
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,7 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-_START_S = 30.0
+from dsec.testing.server_process import free_ports, running_server
+
 USER, PASSWORD = "tester", "secret-of-the-tester"
 _HASHED = "$2y$04$abcdefghijklmnopqrstuuknYRxjLa7Mzvkk4kXtZIsU7EsuGHqpK"
 
@@ -65,7 +65,7 @@ def run_registry(
         tls: its ``http.tls`` section; None: plain HTTP.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    host = f"127.0.0.1:{free_port()}"
+    host = f"127.0.0.1:{free_ports(1)[0]}"
     configuration: dict[str, object] = {
         "version": "0.1",
         "log": {"level": "error", "accesslog": {"disabled": True}},
@@ -76,16 +76,8 @@ def run_registry(
         configuration["auth"] = auth
     file = directory / "config.yml"  # Each JSON document is one of YAML.
     file.write_bytes(msgspec.json.encode(configuration))
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [program, "serve", str(file)], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=directory
-        )
-    try:
-        _wait_until_it_listens(host, process, directory / "log")
+    with running_server([program, "serve", str(file)], directory, lambda: _listens(host)) as process:
         yield RegistryServer(host, directory / "data", process)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def basic_auth(directory: Path) -> dict[str, object]:
@@ -205,13 +197,6 @@ def make_certificate(directory: Path, name: str, *, host: str) -> None:
     subprocess.run(command, capture_output=True, check=True)
 
 
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _der(file: Path) -> bytes:
     lines = file.read_text().splitlines()
     return binascii.a2b_base64("".join(line for line in lines if line and "CERTIFICATE" not in line))
@@ -221,14 +206,10 @@ def _url_safe(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def _wait_until_it_listens(host: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline_s = time.monotonic() + _START_S
-    while time.monotonic() < deadline_s and process.poll() is None:
-        try:
-            connection = http.client.HTTPConnection(host, timeout=1.0)
+def _listens(host: str) -> bool:
+    try:
+        with closing(http.client.HTTPConnection(host, timeout=1.0)) as connection:
             connection.connect()
-            connection.close()
-            return
-        except OSError:
-            time.sleep(0.02)
-    raise RuntimeError(f"the registry did not start: {log.read_text(errors='replace')[-2000:]}")
+            return True
+    except OSError:
+        return False

@@ -7,11 +7,8 @@ package serves every Debian release.
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +20,22 @@ import msgspec
 from obstore import sign
 from obstore.store import S3Store
 
-_START_S = 30.0
+from dsec.testing.server_process import free_ports, running_server
+
 PROGRAM_PLACE = "~/.cache/dsec/s3-seaweedfs-4.48/bin/weed"
 """Where `scripts/install-test-packages` puts the program."""
+_PORTS = (
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "s3.port",
+    "s3.port.grpc",
+)
+_FEW_VOLUMES = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
+"""One more at a time for a bucket; by itself it makes seven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,53 +61,46 @@ def find_program() -> str | None:
 
 @contextmanager
 def run_s3_server(directory: Path, program: str) -> Iterator[S3Server]:
-    """Run a server until the context ends."""
-    ports = _free_ports(8)
+    """Run a server until the context ends.
+
+    Args:
+        directory: of its own; what it says is in its file ``log``, too.
+    """
+    ports = free_ports(len(_PORTS))
     configuration = directory / "s3.json"
     key = {"accessKey": "dsec-test", "secretKey": "dsec-test-secret"}
     identity = {"name": "tester", "credentials": [key], "actions": ["Admin", "Read", "Write", "List"]}
     configuration.write_bytes(msgspec.json.encode({"identities": [identity]}))
     data = directory / "data"
     data.mkdir()
-    names = (
-        "master.port",
-        "master.port.grpc",
-        "volume.port",
-        "volume.port.grpc",
-        "filer.port",
-        "filer.port.grpc",
-        "s3.port",
-        "s3.port.grpc",
-    )
-    command = [program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={data}", "-filer", "-s3"]
-    command += [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
-    command += [
-        f"-s3.config={configuration}",
-        "-s3.autoCreateBucket=false",
-        # Catalogs of tables, each at a port that all servers of a host would want.
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
-        "-volume.max=16",
-        "-master.volumeSizeLimitMB=64",
-    ]
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=directory)
-    endpoint = f"http://127.0.0.1:{ports[6]}"
+    # By itself it writes files of its log into /tmp, wherever its data is.
+    command = [program, "-logtostderr=true", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={data}"]
+    command += ["-filer", "-s3", f"-s3.config={configuration}", "-s3.autoCreateBucket=false"]
+    command += [f"-{name}={port}" for name, port in zip(_PORTS, ports, strict=True)]
+    # Catalogs of tables, each at a port that all servers of a host would want.
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+    command += ["-volume.max=64", "-master.volumeSizeLimitMB=64"]
+    endpoint = f"http://127.0.0.1:{ports[_PORTS.index('s3.port')]}"
     try:
-        _wait_until_it_answers(endpoint, process, directory / "log")
-        yield S3Server(endpoint, _environment(endpoint, key), process)
+        with running_server(command, directory, lambda: _answers(endpoint), environment=_FEW_VOLUMES) as process:
+            yield S3Server(endpoint, _environment(endpoint, key), process)
     finally:
-        process.kill()
-        process.wait()
         _remove_sockets(ports)
 
 
 def _remove_sockets(ports: list[int]) -> None:
-    """It makes sockets in /tmp, wherever its data is, and leaves them when it is killed."""
+    """It makes sockets in /tmp, too, and leaves them when it is killed."""
     for part in ("master", "volume", "filer", "s3"):
         for kind in ("", "-grpc"):
             for port in ports:
                 Path(f"/tmp/seaweedfs-{part}{kind}-{port}.sock").unlink(missing_ok=True)
+
+
+def _answers(endpoint: str) -> bool:
+    try:
+        return httpx2.get(f"{endpoint}/", timeout=1.0).status_code < 500
+    except httpx2.HTTPError:
+        return False
 
 
 def make_bucket(server: S3Server, name: str) -> None:
@@ -116,28 +119,3 @@ def _environment(endpoint: str, key: dict[str, str]) -> dict[str, str]:
         "AWS_ACCESS_KEY_ID": key["accessKey"],
         "AWS_SECRET_ACCESS_KEY": key["secretKey"],
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def _wait_until_it_answers(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline_s = time.monotonic() + _START_S
-    while time.monotonic() < deadline_s:
-        if process.poll() is not None:
-            break
-        try:
-            if httpx2.get(f"{endpoint}/", timeout=1.0).status_code < 500:
-                return
-        except httpx2.HTTPError:
-            os.sched_yield()
-        time.sleep(0.05)
-    raise RuntimeError(f"the S3 server did not start: {log.read_text(errors='replace')[-2000:]}")

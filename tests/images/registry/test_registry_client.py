@@ -31,13 +31,12 @@ from dsec.images.registry.upload import BlobFile, has_blob, put_manifest, upload
 from dsec.testing.faulty_registry import Fault, FaultyRegistry, is_blob, is_manifest, run_faulty_registry
 from dsec.testing.registry_server import (
     RegistryServer,
-    TokenServer,
     auth_file,
-    basic_auth,
     make_certificate,
     run_registry,
     run_token_server,
 )
+from dsec.testing.servers import GuardedRegistry
 
 pytestmark = pytest.mark.anyio
 
@@ -268,12 +267,11 @@ async def test_a_small_blob_of_another_content_is_refused(
         await client.document(repository, descriptor, 1_000_000)
 
 
-async def test_a_redirect_is_followed_and_told_no_secret(registry_program: str, tmp_path: Path, pauses: Pauses) -> None:
-    with (
-        run_registry(tmp_path / "basic", registry_program, auth=basic_auth(tmp_path / "basic")) as server,
-        run_faulty_registry(server.host) as proxy,
-        run_faulty_registry(server.host, name="localhost") as elsewhere,
-    ):
+async def test_a_redirect_is_followed_and_told_no_secret(
+    password_registry: GuardedRegistry, tmp_path: Path, pauses: Pauses
+) -> None:
+    host = password_registry.server.host
+    with run_faulty_registry(host) as proxy, run_faulty_registry(host, name="localhost") as elsewhere:
         options = ClientOptions(environment=auth_file(tmp_path / "auth.json", proxy.host), sleep=pauses.sleep)
         client = RegistryClient(proxy.host, options)
         repository = Repository(host=proxy.host, path="x")
@@ -295,23 +293,12 @@ async def test_a_redirect_is_followed_and_told_no_secret(registry_program: str, 
         await client.aclose()
 
 
-@pytest.fixture(scope="module")
-def tokens(
-    tmp_path_factory: pytest.TempPathFactory, registry_program: str
-) -> Iterator[tuple[TokenServer, RegistryServer]]:
-    directory = tmp_path_factory.mktemp("tokens")
-    with (
-        run_token_server(directory) as tokens,
-        run_registry(directory / "registry", registry_program, auth=tokens.section) as server,
-    ):
-        yield tokens, server
-
-
 @pytest.mark.slow
 async def test_tokens_are_got_for_what_is_to_be_done_and_kept_and_renewed(
-    tokens: tuple[TokenServer, RegistryServer], tmp_path: Path
+    token_registry: GuardedRegistry, tmp_path: Path
 ) -> None:
-    giver, server = tokens
+    giver, server = token_registry.tokens, token_registry.server
+    assert giver is not None
     client = RegistryClient(server.host, ClientOptions(environment=auth_file(tmp_path / "auth.json", server.host)))
     repository = Repository(host=server.host, path="team/env")
     await upload_blob(client, repository, _file(tmp_path, CONTENT))
@@ -334,9 +321,10 @@ async def test_tokens_are_got_for_what_is_to_be_done_and_kept_and_renewed(
 
 @pytest.mark.slow
 async def test_whoever_has_no_name_may_read_where_all_may_and_write_nowhere(
-    tokens: tuple[TokenServer, RegistryServer], tmp_path: Path
+    token_registry: GuardedRegistry, tmp_path: Path
 ) -> None:
-    giver, server = tokens
+    giver, server = token_registry.tokens, token_registry.server
+    assert giver is not None
     known = RegistryClient(server.host, ClientOptions(environment=auth_file(tmp_path / "auth.json", server.host)))
     repository = Repository(host=server.host, path="open/env")
     await upload_blob(known, repository, _file(tmp_path, CONTENT))

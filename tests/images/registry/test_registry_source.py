@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,8 @@ from dsec.images.registry.source import RegistrySource, open_registry_source
 from dsec.images.registry.upload import BlobFile, upload_blob
 from dsec.testing.chunk_source_suite import ChunkSourceSuite, OpenSource, stored_chunks
 from dsec.testing.faulty_registry import Fault, is_blob, run_faulty_registry
-from dsec.testing.registry_server import RegistryServer, auth_file, basic_auth, run_registry, run_token_server
+from dsec.testing.registry_server import RegistryServer
+from dsec.testing.servers import GuardedRegistry
 
 _NEVER = digest_of(b"nobody has this")
 
@@ -56,23 +57,6 @@ class _RegistrySuite(ChunkSourceSuite):
         await client.aclose()
 
 
-@pytest.fixture(scope="module")
-def guarded_place(tmp_path_factory: pytest.TempPathFactory, registry_program: str) -> Iterator[Place]:
-    directory = tmp_path_factory.mktemp("basic")
-    with run_registry(directory, registry_program, auth=basic_auth(directory)) as server:
-        yield server.host, auth_file(directory / "auth.json", server.host)
-
-
-@pytest.fixture(scope="module")
-def token_place(tmp_path_factory: pytest.TempPathFactory, registry_program: str) -> Iterator[Place]:
-    directory = tmp_path_factory.mktemp("tokens")
-    with (
-        run_token_server(directory) as tokens,
-        run_registry(directory / "registry", registry_program, auth=tokens.section) as server,
-    ):
-        yield server.host, auth_file(directory / "auth.json", server.host)
-
-
 @pytest.mark.slow
 class TestOpenRegistry(_RegistrySuite):
     @pytest.fixture
@@ -83,15 +67,15 @@ class TestOpenRegistry(_RegistrySuite):
 @pytest.mark.slow
 class TestRegistryWithPasswords(_RegistrySuite):
     @pytest.fixture
-    def place(self, guarded_place: Place) -> Place:
-        return guarded_place
+    def place(self, password_registry: GuardedRegistry) -> Place:
+        return password_registry.server.host, password_registry.environment
 
 
 @pytest.mark.slow
 class TestRegistryWithTokens(_RegistrySuite):
     @pytest.fixture
-    def place(self, token_place: Place) -> Place:
-        return token_place
+    def place(self, token_registry: GuardedRegistry) -> Place:
+        return token_registry.server.host, token_registry.environment
 
 
 @pytest.mark.slow
