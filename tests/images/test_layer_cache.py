@@ -11,7 +11,7 @@ import pytest
 
 from dsec.base.errors import CapabilityMissingError, StateLockedError
 from dsec.images.lazy.caching.cache import LayerCache
-from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer
+from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer, recorded_bytes
 from dsec.images.lazy.erofs.metadata import Extent
 from dsec.images.lazy.formats import manifest as manifests
 from dsec.images.lazy.formats.manifest import LayerManifest
@@ -73,6 +73,29 @@ def test_what_was_stored_and_flushed_is_there_after_the_process(open_cache: Open
     assert layer.read(4096, 4096) == contents[0][4096:8192]
     assert layer.read_chunk(2) == contents[2]
     assert layer.held_bytes == len(packed) + _TAIL_BYTES
+
+
+def test_each_byte_of_a_layer_counts_once_in_what_is_here(open_cache: OpenCache) -> None:
+    manifest, contents, packed = make_layer(1, 2, 3)
+    cache = open_cache()
+    layer = cache.hold(manifest)
+
+    def here_bytes() -> int:
+        cache.flush()
+        return recorded_bytes(layer.directory, manifest.size_bytes)
+
+    assert here_bytes() == 0
+    assert cache.store(layer, METADATA, packed)
+    assert here_bytes() == len(packed)
+    assert cache.store(layer, 1, contents[1])
+    assert here_bytes() == len(packed) + CHUNK_BYTES
+    assert cache.store(layer, 0, contents[0])  # The metadata lies in it.
+    assert here_bytes() == 2 * CHUNK_BYTES
+    assert cache.store(layer, 2, contents[2])
+    assert here_bytes() == manifest.size_bytes
+    (layer.directory / "manifest.json").write_bytes(b"no manifest")
+    assert here_bytes() == manifest.size_bytes
+    assert recorded_bytes(layer.directory.with_name("none"), manifest.size_bytes) == 0
 
 
 def test_a_range_of_metadata_needs_no_chunk_and_one_beyond_it_does(open_cache: OpenCache) -> None:

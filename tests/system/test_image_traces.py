@@ -306,7 +306,7 @@ async def test_an_image_is_brought_by_hand(state_dir: Path) -> None:
         wanted, here = await anyio.to_thread.run_sync(lambda: brought(everything=True))
         assert wanted == here
         use = await anyio.to_thread.run_sync(_use, state_dir)
-        assert use.cached_bytes > use.size_bytes
+        assert use.here_bytes == use.size_bytes
     finally:
         images.close()
         _make_cold(state_dir)

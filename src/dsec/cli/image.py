@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,7 +208,7 @@ def ls(options: Options, url: str | None, as_json: bool) -> None:
 
     with opened_store(options) as store:
         images = store.list()
-        here = [_here_bytes(store, each) for each in images]
+        here = [store.here_of(each) for each in images]
     if as_json:
         print_json([_with_here(each, here_bytes) for each, here_bytes in zip(images, here, strict=True)])
         return
@@ -226,20 +226,7 @@ def ls(options: Options, url: str | None, as_json: bool) -> None:
     print_table(["name", "id", "layers", "size", "here", "age"], rows)
 
 
-def _here_bytes(store: LocalImageStore, image: ImageInfo) -> list[int]:
-    """Return how much of each layer is on this host; nothing of one that is damaged."""
-    from dsec.base.errors import StateCorruptedError
-
-    def here(digest: str) -> int:
-        try:
-            return store.here_bytes(digest)
-        except StateCorruptedError:
-            return 0
-
-    return [here(layer.digest) for layer in image.layers]
-
-
-def _with_here(image: ImageInfo, here_bytes: list[int]) -> dict[str, Any]:
+def _with_here(image: ImageInfo, here_bytes: Sequence[int]) -> dict[str, Any]:
     """Return an image as JSON, each layer with how much of it is here."""
     import msgspec
 
@@ -262,7 +249,7 @@ def inspect(options: Options, name: str, verify: bool, as_json: bool) -> None:
         found = store.get(name)
         if verify:
             store.verify(name)
-        here = _here_bytes(store, found)
+        here = store.here_of(found)
     if as_json:
         print_json(_with_here(found, here))
         return

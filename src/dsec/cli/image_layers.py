@@ -15,7 +15,6 @@ from dsec.cli.parameters import json_option, size, stack_options
 if TYPE_CHECKING:
     from dsec.images.composition import Composition, LayerView
 
-_BAR_WIDTH = 24
 _SHOWN_NAMES = 1
 
 
@@ -45,6 +44,7 @@ def layers(options: Options, image: str, workspace: str | None, toolkits: tuple[
 
 def _show(found: Composition) -> None:
     from dsec.base.units import format_number_of, format_size
+    from dsec.cli.bars import bar
     from dsec.cli.output import or_dash, print_table, printable
 
     total = sum(layer.size_bytes for layer in found.layers)
@@ -53,13 +53,13 @@ def _show(found: Composition) -> None:
     click.echo(
         f"{names}: {format_number_of(len(found.layers), 'layer')}, {format_size(total)}, {format_size(here)} of it here"
     )
-    largest = max(layer.size_bytes for layer in found.layers) or 1
+    largest = max(layer.size_bytes for layer in found.layers)
     rows = [
         (
             str(number),
             layer.kind.value,
             layer.image,
-            _bar(layer, largest),
+            bar(layer.size_bytes, largest, ("█", layer.here_bytes)),
             format_size(layer.size_bytes),
             f"{layer.entries:,}",
             "-" if layer.created_s is None else _days(layer.created_s),
@@ -70,13 +70,6 @@ def _show(found: Composition) -> None:
         for number, layer in reversed(list(enumerate(found.layers, 1)))
     ]
     print_table(["", "kind", "image", "", "size", "entries", "made", "changed", "shared with", "here"], rows)
-
-
-def _bar(layer: LayerView, largest: int) -> str:
-    """Draw a layer's size, full as far as it is here; never nothing."""
-    width = max(1, round(_BAR_WIDTH * layer.size_bytes / largest))
-    full = round(width * layer.here_bytes / layer.size_bytes) if layer.size_bytes else width
-    return "█" * full + "░" * (width - full)
 
 
 def _days(since_s: float) -> str:

@@ -12,6 +12,7 @@ from dsec.cli.parameters import duration, json_option, stack_of, stack_options
 
 if TYPE_CHECKING:
     from dsec.images.lazy.serving.client import LayerDaemon
+    from dsec.images.lazy.tracing.image_use import ImageUse
     from dsec.images.lazy.tracing.traces import Trace
     from dsec.images.store import LocalImageStore
 
@@ -91,12 +92,13 @@ def _show_traces(names: tuple[str, ...], made: tuple[Trace, ...], as_json: bool)
 @json_option
 @pass_options
 def stats(options: Options, name: str | None, as_json: bool) -> None:
-    """Say how much of each image was read, came before it was read, came for nothing, was fetched, and is here.
+    """Say how much of each image is here, was read, came before it was read, came for nothing, and was fetched.
 
-    Of whole chunks; what the kernel read ahead counts as read. Layers that are wholly here are read without us: of
-    them only what was read before that is known.
+    Bars show sizes: █ was read, ▒ is here and was not seen to be read, ░ is not here. Of whole chunks;
+    what the kernel read ahead counts as read. Layers that are wholly here are read without us: of them only what was
+    read before that is known.
     """
-    from dsec.cli.output import print_json, print_table
+    from dsec.cli.output import or_dash, print_json, print_table
     from dsec.images.lazy.tracing.image_use import image_uses
 
     with opened_store(options) as images:
@@ -105,8 +107,36 @@ def stats(options: Options, name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(uses)
         return
-    columns = ["image", "size", "touched", "prefetched", "wasted", "fetched", "cached", "traces"]
-    print_table(columns, [use.row() for use in uses])
+    largest = max((use.size_bytes for use in uses), default=0)
+    columns = ["image", "", "size", "here", "touched", "prefetched", "wasted", "fetched", "traces"]
+    traces = [", ".join(command or "(first use)" for command in use.commands) for use in uses]
+    rows = [
+        (use.image, _bar(use, largest), *_cells(use), or_dash(commands))
+        for use, commands in zip(uses, traces, strict=True)
+    ]
+    print_table(columns, rows)
+
+
+def _bar(use: ImageUse, largest_bytes: int) -> str:
+    """Draw an image's size, and what of it was read and is here."""
+    from dsec.cli.bars import bar
+
+    read = min(use.touched_bytes, use.here_bytes)
+    return bar(use.size_bytes, largest_bytes, ("█", read), ("▒", use.here_bytes - read))
+
+
+def _cells(use: ImageUse) -> tuple[str, ...]:
+    """Return the sizes of a row, with their share of the image where it tells something."""
+    from dsec.base.units import format_size
+
+    def share(part_bytes: int) -> str:
+        return f"{format_size(part_bytes)} ({part_bytes / max(1, use.size_bytes):.0%})"
+
+    size, here = format_size(use.size_bytes), share(use.here_bytes)
+    if not use.layers:
+        return (size, here, "-", "-", "-", "-")  # Wholly here from the beginning: nothing was seen.
+    rest = (use.prefetched_bytes, use.wasted_bytes, use.fetched_bytes)
+    return (size, here, share(use.touched_bytes), *map(format_size, rest))
 
 
 @click.command(name="prefetch")

@@ -258,7 +258,8 @@ class LocalImageStore:
         return self._lazy_seen[1]
 
     def here_bytes(self, digest: str) -> int:
-        """Return how much of a stored layer is on this host: of a lazy one what is cached of it. Costs two small reads.
+        """Return how many bytes of a stored layer are on this host, metadata included: of a lazy one those that are
+        cached, and recorded by now (within seconds of their arrival). Costs two or three small reads.
 
         Raises:
             StateCorruptedError: it is damaged, or not there.
@@ -267,6 +268,17 @@ class LocalImageStore:
         if record.format is not LayerFormat.LAZY:
             return record.size_bytes
         return recorded_bytes(self.root / LAZY_CACHE / record.manifest, record.size_bytes)
+
+    def here_of(self, image: ImageInfo) -> tuple[int, ...]:
+        """Return how many bytes of each layer of an image are on this host; nothing of one that is damaged."""
+
+        def here(digest: str) -> int:
+            try:
+                return self.here_bytes(digest)
+            except StateCorruptedError:
+                return 0
+
+        return tuple(here(layer.digest) for layer in image.layers)
 
     def _store_layer(self, tree: Path, *, take: bool) -> str:
         with full_disk_reported("storing a layer"), self._staging.directory() as work:

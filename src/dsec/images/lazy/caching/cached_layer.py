@@ -20,8 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import StateCorruptedError
+from dsec.base.errors import DsecError, StateCorruptedError
 from dsec.images.durable import write_atomically
+from dsec.images.lazy.erofs.metadata import Extent
 from dsec.images.lazy.formats import manifest as manifests
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, name_of
@@ -301,18 +302,44 @@ class CachedLayer:
 
 
 def recorded_bytes(directory: Path, size_bytes: int) -> int:
-    """Return the content bytes that the record of a cached layer says are there, whoever has the cache.
+    """Return how many bytes of a layer's file its record in the cache says are there, whoever has the cache.
+
+    Each byte counts once, whether it came with its chunk, with the metadata, or with both: all of them are the file.
 
     Args:
         directory: the layer's in the cache; one that is not there holds nothing.
         size_bytes: length of the layer's file.
     """
     try:
-        there = (directory / PRESENT).read_bytes()[1:]
+        metadata, *chunks = (directory / PRESENT).read_bytes() or _ABSENT
     except FileNotFoundError:
         return 0
-    lengths = (min(CHUNK_BYTES, size_bytes - start) for start in range(0, size_bytes, CHUNK_BYTES))
-    return sum(length for length, value in zip(lengths, there, strict=False) if value == _THERE[0])
+    there = {number for number, value in enumerate(chunks) if value == _THERE[0]}
+    number_of_chunks = -(-size_bytes // CHUNK_BYTES)
+    here_bytes = CHUNK_BYTES * len(there)
+    if number_of_chunks - 1 in there:
+        here_bytes -= CHUNK_BYTES * number_of_chunks - size_bytes
+    if metadata == _THERE[0] and len(there) < number_of_chunks:
+        here_bytes += sum(_bytes_beside(there, extent) for extent in _recorded_metadata(directory))
+    return here_bytes
+
+
+def _recorded_metadata(directory: Path) -> Sequence[Extent]:
+    """Return where the metadata of a cached layer lies; nowhere if its manifest is damaged, since this is a cache."""
+    try:
+        return manifests.decode((directory / MANIFEST).read_bytes(), str(directory)).metadata
+    except (FileNotFoundError, DsecError):
+        return ()
+
+
+def _bytes_beside(chunks: set[int], extent: Extent) -> int:
+    """Return how many bytes of an extent lie in none of these chunks."""
+    numbers = range(extent.start // CHUNK_BYTES, -(-extent.end // CHUNK_BYTES))
+    return sum(
+        min(extent.end, (number + 1) * CHUNK_BYTES) - max(extent.start, number * CHUNK_BYTES)
+        for number in numbers
+        if number not in chunks
+    )
 
 
 def _read_origins(path: Path) -> tuple[str, ...]:

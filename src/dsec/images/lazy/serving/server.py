@@ -272,11 +272,11 @@ class LayerServer:
         return self._portal.call(self._prefetching.progress, owner)
 
     def use(self, manifest_id: str) -> LayerUse | None:
-        """Return what came of a layer and what was read; None where the cache has nothing of it."""
+        """Return what came of a layer and what was read, all recorded; None where the cache has nothing of it."""
         manifest = self.cache.manifest(manifest_id)
         if manifest is None:
             return None
-        self.settle()
+        self.flush()
         use = self._touches.of(manifest).use()
         held_bytes, is_complete = self.cache.held(manifest_id)
         return msgspec.structs.replace(use, cached_bytes=held_bytes, is_complete=is_complete)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dsec.base.units import format_size
 from dsec.images.lazy.serving.client import LayerDaemon
 from dsec.images.lazy.tracing.touches import LayerUse
 from dsec.images.lazy.tracing.traces import TraceShelf
@@ -20,8 +19,9 @@ class ImageUse(Value, frozen=True):
         image: its name.
         image_id: its id.
         size_bytes: of its layers' files.
+        here_bytes: of these, what is on this host: what `dsec image ls` and `layers` say too.
         local_bytes: of those that are wholly here and were never loaded when touched: of them nothing is seen.
-        touched_bytes, prefetched_bytes, wasted_bytes, fetched_bytes, cached_bytes: of the others; see `LayerUse`.
+        touched_bytes, prefetched_bytes, wasted_bytes, fetched_bytes: of the others; see `LayerUse`.
         layers: what they are of, one a lazy layer.
         commands: names of the programs that it has traces of; empty text: that of its first use.
     """
@@ -29,22 +29,14 @@ class ImageUse(Value, frozen=True):
     image: str
     image_id: str
     size_bytes: int
+    here_bytes: int
     local_bytes: int
     touched_bytes: int
     prefetched_bytes: int
     wasted_bytes: int
     fetched_bytes: int
-    cached_bytes: int
     layers: tuple[LayerUse, ...]
     commands: tuple[str, ...]
-
-    def row(self) -> tuple[str, ...]:
-        """Return the cells of a table."""
-        lazy_bytes = self.size_bytes - self.local_bytes
-        parts = (self.touched_bytes, self.prefetched_bytes, self.wasted_bytes, self.fetched_bytes, self.cached_bytes)
-        shares = (f"{format_size(part)} ({part / lazy_bytes:.0%})" if lazy_bytes else "-" for part in parts)
-        commands = ", ".join(command or "(first use)" for command in self.commands)
-        return (self.image, format_size(self.size_bytes), *shares, commands or "-")
 
 
 def image_uses(images: LocalImageStore, chosen: Iterable[ImageInfo], daemon: LayerDaemon) -> tuple[ImageUse, ...]:
@@ -73,12 +65,12 @@ def _use(images: LocalImageStore, image: ImageInfo, daemon: LayerDaemon, shelf: 
         image=image.name,
         image_id=image.image_id,
         size_bytes=size_bytes,
+        here_bytes=sum(images.here_of(image)),
         local_bytes=sum(layer.size_bytes for layer in image.layers if layer.digest not in manifests),
         touched_bytes=sum(use.touched_bytes for use in uses),
         prefetched_bytes=sum(use.prefetched_bytes for use in uses),
         wasted_bytes=sum(use.wasted_bytes for use in uses),
         fetched_bytes=sum(use.fetched_bytes for use in uses),
-        cached_bytes=sum(use.cached_bytes for use in uses),
         layers=uses,
         commands=tuple(sorted(trace.command for trace in shelf.of(image.image_id))),
     )

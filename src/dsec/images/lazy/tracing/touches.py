@@ -69,7 +69,7 @@ class LayerUse(Value, frozen=True):
         prefetched_bytes: of these, what had come beforehand.
         wasted_bytes: what came beforehand and was not read, so far.
         fetched_bytes: what came from sources at least once, metadata included.
-        cached_bytes: what is here now, metadata included.
+        cached_bytes: what the cache counts of it now: chunks, and the metadata apart.
         is_complete: all of it is here, so that further reads are seen by nobody.
         age_s: seconds since it was mounted first.
     """
