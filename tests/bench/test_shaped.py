@@ -37,4 +37,4 @@ async def test_what_is_fetched_comes_no_faster_than_the_link_lets_it_and_nothing
         await objects.delete(["roots/a-b", "roots/none"])
         assert [info.key async for info in objects.list("roots/")] == []
     assert dict(os.environ) == environment
-    assert not Path("/run/netns", store.link.namespace).exists()
+    assert not Path(store.link.namespace.path).exists()

@@ -29,13 +29,13 @@ from pathlib import Path
 from dsec.base.errors import StoreUnavailableError
 from dsec.base.units import MIB
 from dsec.bench.far_store import BUCKET
-from dsec.bench.switched import call
+from dsec.bench.netns import NetworkNamespace, call, network_namespace
 
 FAST_BITS, SLOW_BITS = 25_000_000_000, 1_000_000_000
 """Links of hosts in a data centre, and of one that is far from its store."""
 _PORT = 80
 _BURST_S = 0.001
-"""What the bucket lets through at once, in seconds of its rate; TCP's pieces of 64 KiB must fit."""
+"""What the bucket lets through at once, in seconds of its rate."""
 _SMALLEST_BURST_BYTES, _QUEUE_BYTES = 256 << 10, 16 << 20
 _READY_S = 20.0
 _PROBE = "probe"
@@ -49,34 +49,31 @@ class Link:
     """A network namespace and the pair of interfaces that leads to it.
 
     Attributes:
-        namespace: its name.
-        device: the interface at its end.
+        namespace: the network at its end.
+        device: the interface there.
         near, far: addresses of the two ends.
     """
 
-    namespace: str
+    namespace: NetworkNamespace
     device: str
     near: str
     far: str
 
     def shape(self, bits_per_s: int) -> None:
         """Let no more than so many bits a second come from the far end; takes effect at once."""
-        burst = max(_SMALLEST_BURST_BYTES, round(bits_per_s / 8 * _BURST_S))
-        shaper = f"tbf rate {bits_per_s}bit burst {burst} limit {_QUEUE_BYTES}"
-        call(*self.inside("tc", "qdisc", "replace", "dev", self.device, "root", *shaper.split()))
+        burst_bytes = max(_SMALLEST_BURST_BYTES, round(bits_per_s / 8 * _BURST_S))
+        self.namespace.shape(self.device, bits_per_s, burst_bytes=burst_bytes, queue_bytes=_QUEUE_BYTES)
 
     def inside(self, *argv: str) -> tuple[str, ...]:
-        """Return a command line that runs at the far end.
-
-        Mounts are those of the caller: ``ip netns exec`` would copy them all, and what is unmounted here later would go
-        on being mounted there, and its devices in use, for as long as the command runs.
-        """
-        return ("nsenter", f"--net=/run/netns/{self.namespace}", "--", *argv)
+        """Return a command line that runs at the far end, with the mounts of the caller."""
+        return self.namespace.inside(*argv)
 
 
 @contextmanager
 def link() -> Iterator[Link]:
-    """Lay a link, not shaped yet, and take it away at the end with whatever still runs at its far end. Needs root.
+    """Lay a link, not shaped yet, and take it away at the end. Whoever runs something at its far end ends it before.
+
+    Needs root.
 
     Raises:
         CapabilityMissingError: ``ip`` or ``tc`` is not installed.
@@ -88,18 +85,14 @@ def link() -> Iterator[Link]:
     near, far = (
         f"198.{18 + (first + each >> 16)}.{(first + each) >> 8 & 255}.{(first + each) & 255}" for each in (1, 2)
     )
-    made = Link(namespace=name, device=f"{name}f", near=near, far=far)
-    call("ip", "netns", "add", name)
-    try:
+    with network_namespace(name) as namespace:
+        made = Link(namespace=namespace, device=f"{name}f", near=near, far=far)
         call("ip", "link", "add", f"{name}n", "type", "veth", "peer", "name", made.device, "netns", name)
         call("ip", "address", "add", f"{near}/30", "dev", f"{name}n")
         call("ip", "link", "set", f"{name}n", "up")
-        call(*made.inside("ip", "address", "add", f"{far}/30", "dev", made.device))
-        call(*made.inside("ip", "link", "set", made.device, "up"))
-        yield made
-    finally:
+        namespace.address(made.device, f"{far}/30")
         # The pair goes with the namespace.
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+        yield made
 
 
 @dataclass(frozen=True, slots=True)
