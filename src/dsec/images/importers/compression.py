@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Self, cast
 
 from dsec.base.errors import InvalidRequestError, PathNotFoundError, UnsafeArchiveError
 from dsec.base.units import MIB, format_size
@@ -24,6 +24,10 @@ else:
 
 _ZSTD_WINDOW_LOG_MAX = 27
 """128 MiB: what `zstd` itself accepts without being told; a larger window is an attack on our memory."""
+
+_XZ_MEMORY_BYTES = 160 * MIB
+"""As much for xz, of which `xz -9` takes 65 MiB: a header may ask for 4 GiB, which some kilobytes of zeros fill."""
+_PIECE_BYTES = 1 << 16
 
 _ERRORS = (gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstd.ZstdError, EOFError, OSError)
 
@@ -47,6 +51,12 @@ class LimitedStream:
         try:
             data = self._stream.read(size)
         except _ERRORS as error:
+            if "memory" in str(error).lower():  # Neither library has an error of its own for it.
+                raise UnsafeArchiveError(
+                    "the archive is compressed so that unpacking it takes more memory than is given to one",
+                    detail=str(error),
+                    resolution="compress it as xz -9, or zstd without --long, do",
+                ) from error
             raise InvalidRequestError(
                 "the archive's compressed data is damaged or cut off",
                 detail=str(error),
@@ -107,10 +117,44 @@ def _decompressor(file: BinaryIO) -> BinaryIO:
         options = {int(zstd.DecompressionParameter.window_log_max): _ZSTD_WINDOW_LOG_MAX}
         return cast(BinaryIO, zstd.ZstdFile(file, options=options))
     if magic.startswith(b"\xfd7zXZ"):
-        return cast(BinaryIO, lzma.LZMAFile(file))
+        return cast(BinaryIO, _XzFile(file))
     if magic.startswith(b"BZh"):
         return cast(BinaryIO, bz2.BZ2File(file))
     return file
+
+
+class _XzFile:
+    """What `lzma.LZMAFile` is, with a bound on memory. Streams may follow one another, with zeros between them."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decoder = _xz_decoder()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing: the file is closed by whoever opened it."""
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes; empty at the end. Raises `lzma.LZMAError`, `EOFError`."""
+        while True:
+            ahead = b""
+            if self._decoder.eof:
+                ahead = self._decoder.unused_data.lstrip(b"\0")
+                while not ahead:
+                    if not (more := self._file.read(_PIECE_BYTES)):
+                        return b""
+                    ahead = more.lstrip(b"\0")
+                self._decoder = _xz_decoder()
+            elif self._decoder.needs_input and not (ahead := self._file.read(_PIECE_BYTES)):
+                raise EOFError("the compressed data ends in the middle")
+            if data := self._decoder.decompress(ahead, size):
+                return data
+
+
+def _xz_decoder() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
 
 
 def file_digest(path: Path) -> str:

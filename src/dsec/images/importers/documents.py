@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from dsec.base.errors import InvalidRequestError
+from dsec.base.foreign_json import decode_foreign
 from dsec.base.units import MIB
 from dsec.images.importers.compression import open_regular
 
@@ -31,8 +32,8 @@ def read_document(path: Path, kind: type[_Document], what: str = "") -> _Documen
             data = file.read(MAXIMUM_DOCUMENT_BYTES + 1)
         if len(data) > MAXIMUM_DOCUMENT_BYTES:
             raise InvalidRequestError(f"{told} is larger than {MAXIMUM_DOCUMENT_BYTES} bytes")
-        return msgspec.json.decode(data, type=kind)
-    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        return decode_foreign(data, kind)
+    except (OSError, msgspec.MsgspecError) as error:
         raise InvalidRequestError(
             f"{told} is not a readable document of an image", detail=str(error), resolution="export the image again"
         ) from error

@@ -8,7 +8,9 @@ from typing import TypeVar
 import msgspec
 
 from dsec.base.errors import InvalidRequestError
+from dsec.base.foreign_json import decode_foreign
 from dsec.images.fingerprint_rules import check_rules
+from dsec.images.registry.reference import is_digest
 from dsec.model.image import FingerprintRules, ImageConfig, StateHooks
 from dsec.model.value import Value
 
@@ -27,7 +29,14 @@ class OciRunConfig(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class OciRootfs(msgspec.Struct, frozen=True):
+    """The layers of an image. What they are called names files of the image store, so that it has to be digests."""
+
     diff_ids: list[str] = []
+
+    def __post_init__(self) -> None:
+        for diff_id in self.diff_ids:
+            if not is_digest(diff_id):
+                raise ValueError(f"{diff_id[:100]!r} is no sha256 digest of a layer")
 
 
 class OciHistory(msgspec.Struct, frozen=True):
@@ -123,8 +132,8 @@ def _parsed(labels: dict[str, str], name: str, kind: type[_Kind]) -> _Kind | Non
     if not labels.get(name):
         return None
     try:
-        return msgspec.json.decode(labels[name], type=kind)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        return decode_foreign(labels[name], kind)
+    except msgspec.MsgspecError as error:
         raise InvalidRequestError(
             f"the image's label {name} cannot be read", detail=str(error), resolution="write it as docs/images.md tells"
         ) from error

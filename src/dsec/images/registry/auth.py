@@ -21,6 +21,7 @@ import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import UnauthorizedError
+from dsec.base.foreign_json import decode_foreign
 from dsec.images.registry.challenge import Challenge, best_challenge
 from dsec.images.registry.credentials import Credentials, find_credentials
 from dsec.images.registry.http import Content, RegistryFailedError, RegistryHttp, Response
@@ -155,8 +156,8 @@ class RegistryAuthorizer:
 
 def _token(data: bytes, where: str) -> _Token:
     try:
-        answer = msgspec.json.decode(data, type=_Answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        answer = decode_foreign(data, _Answer)
+    except msgspec.MsgspecError as error:
         raise RegistryFailedError(f"{where} gave no token", detail=str(error), is_final=True) from error
     value = answer.token or answer.access_token
     if not value or not _ANY_HEADER.issuperset(value):

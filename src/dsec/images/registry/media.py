@@ -13,6 +13,7 @@ import re
 import msgspec
 
 from dsec.base.errors import InvalidRequestError, StateCorruptedError
+from dsec.base.foreign_json import decode_foreign
 from dsec.base.units import MIB
 from dsec.images.registry.reference import is_digest
 
@@ -80,8 +81,8 @@ def decode_document(data: bytes, whence: str) -> Document:
         StateCorruptedError: it is none, or contradicts itself.
     """
     try:
-        document = msgspec.json.decode(data, type=Document)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        document = decode_foreign(data, Document)
+    except msgspec.MsgspecError as error:
         raise damaged(whence, str(error)) from error
     if document.schema_version != 2:
         raise InvalidRequestError(

@@ -19,6 +19,7 @@ import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError, UnsafeArchiveError
+from dsec.base.foreign_json import decode_foreign
 from dsec.base.units import MIB, format_size
 from dsec.images.command import Progress, silent
 from dsec.images.importers.oci_config import OciImageConfig
@@ -182,8 +183,8 @@ class _OrdinaryPull:
     async def _config(self) -> OciImageConfig:
         data = await self._client.document(self._found.repository, self._found.config, media.MAXIMUM_CONFIG_BYTES)
         try:
-            config = msgspec.json.decode(data, type=OciImageConfig)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            config = decode_foreign(data, OciImageConfig)
+        except msgspec.MsgspecError as error:
             raise InvalidRequestError(
                 f"{self._found.told} has no configuration of an image", detail=str(error)
             ) from error

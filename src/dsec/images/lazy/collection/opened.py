@@ -12,6 +12,7 @@ import msgspec
 
 from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError, StateCorruptedError, StoreUnavailableError
+from dsec.base.foreign_json import decode_foreign
 from dsec.base.units import format_duration
 from dsec.images.lazy.collection.objects import (
     CLOCK,
@@ -96,7 +97,7 @@ async def open_layer_objects(
         await store.put(FORMAT, msgspec.json.encode(wanted), if_absent=True)
     data = await store.get_range(FORMAT, 0, _MAXIMUM_FORMAT_BYTES)
     try:
-        found = msgspec.json.decode(data, type=StoreFormat)
+        found = decode_foreign(data, StoreFormat)
     except msgspec.MsgspecError as error:
         raise StateCorruptedError(
             f"{FORMAT} of {store.url} does not parse",

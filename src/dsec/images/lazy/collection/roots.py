@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError, ObjectNotFoundError, StateCorruptedError
+from dsec.base.foreign_json import decode_foreign
 from dsec.images.lazy.collection.objects import PINS, TAGS, Tag, pin_key, tag_key, tag_of_key
 from dsec.images.lazy.collection.opened import each
 from dsec.images.lazy.formats.document import (
@@ -244,8 +245,8 @@ def _encode_tag(name: str, reference: str) -> bytes:
 
 def _decode_tag(data: bytes, name: str, whence: str) -> Tag:
     try:
-        tag = msgspec.json.decode(data, type=Tag)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        tag = decode_foreign(data, Tag)
+    except msgspec.MsgspecError as error:
         raise _no_tag(name, whence, str(error)) from error
     if tag.version != _VERSION or tag.name != name or not is_reference(tag.reference):
         raise _no_tag(name, whence, f"version {tag.version}, of {tag.name[:80]!r}, means {tag.reference[:80]!r}")

@@ -10,7 +10,9 @@ import re
 import msgspec
 
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError, StateCorruptedError
+from dsec.base.foreign_json import decode_foreign
 from dsec.base.units import MIB
+from dsec.images.fingerprint_rules import check_rules
 from dsec.images.lazy.formats.stored import is_name, name_of
 from dsec.model.image import ImageConfig
 
@@ -92,25 +94,27 @@ def decode_document(data: bytes, reference: str, whence: str) -> ImageDocument:
     Raises:
         StateCorruptedError: it is another one, or damaged, or contradicts itself.
         CapabilityMissingError: it is of a later version.
+        InvalidRequestError: its fingerprint rules are none that a check can follow.
     """
     if (found := reference_of(data)) != reference:
         raise _damaged(whence, reference, f"its name is {found}")
     try:
-        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("version")
-        if version is not None and bytes(version).isdigit() and int(bytes(version)) > VERSION:
+        version = decode_foreign(data, dict[str, msgspec.Raw]).get("version")
+        if version is not None and bytes(version).isdigit() and (len(version) > 9 or int(bytes(version)) > VERSION):
             raise CapabilityMissingError(
                 f"the image {reference} of {whence} is of version {bytes(version)[:20].decode()}; "
                 f"this program knows {VERSION}",
                 resolution="use the DSec version that published it, or a later one",
             )
-        document = msgspec.json.decode(data, type=ImageDocument)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        document = decode_foreign(data, ImageDocument)
+    except msgspec.MsgspecError as error:
         raise _damaged(whence, reference, str(error)) from error
     if document.version != VERSION or not 0 < len(document.layers) <= MAXIMUM_LAYERS:
         raise _damaged(whence, reference, f"version {document.version}, {len(document.layers)} layers")
     for layer in document.layers:
         if not is_name(layer.manifest):
             raise _damaged(whence, reference, f"{layer.manifest[:80]!r} is no name of a manifest")
+    check_rules(document.config.fingerprint, source=f"the image {reference} of {whence}")
     return document
 
 

@@ -14,7 +14,8 @@ from itertools import pairwise
 import msgspec
 
 from dsec.base.errors import CapabilityMissingError, StateCorruptedError
-from dsec.base.units import MIB
+from dsec.base.foreign_json import decode_foreign
+from dsec.base.units import GIB, MIB, format_size
 from dsec.images.lazy.erofs.metadata import Extent
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, HEADER_BYTES, MAXIMUM_STORED_BYTES, ChunkRef, is_name, name_of
 
@@ -22,6 +23,8 @@ VERSION = 1
 BLOCK_BYTES = 4096
 MAXIMUM_SIZE_BYTES = 1 << 40
 MAXIMUM_EXTENTS = 1_000_000
+MAXIMUM_METADATA_BYTES = GIB
+"""It stands in memory while it comes, whatever little it is compressed to; that of a million small files has half."""
 MAXIMUM_DOCUMENT_BYTES = 64 * MIB
 _LAYER = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -118,14 +121,14 @@ def decode(data: bytes, whence: str, *, expected: str | None = None) -> LayerMan
     if len(data) > MAXIMUM_DOCUMENT_BYTES:
         raise _damaged(whence, f"it is longer than {MAXIMUM_DOCUMENT_BYTES} bytes")
     try:
-        version = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("version")
+        version = decode_foreign(data, dict[str, msgspec.Raw]).get("version")
         if version is not None and bytes(version) != str(VERSION).encode():
             raise CapabilityMissingError(
                 f"the layer manifest from {whence} is of version {bytes(version)[:20]!r}; this program knows {VERSION}",
                 resolution="use the DSec version that wrote it, or a later one",
             )
-        document = msgspec.json.decode(data, type=_Document)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        document = decode_foreign(data, _Document)
+    except msgspec.MsgspecError as error:
         raise _damaged(whence, str(error)) from error
     for problem in _problems(document):
         raise _damaged(whence, problem)
@@ -144,6 +147,8 @@ def _problems(document: _Document) -> Iterator[str]:
         yield f"a layer cannot have {document.entries} entries"
     yield from _problems_of_extents(document)
     total = sum(length for _, length in document.metadata)
+    if total > MAXIMUM_METADATA_BYTES:
+        yield f"its metadata has {format_size(total)}, more than {format_size(MAXIMUM_METADATA_BYTES)}"
     for what, pieces, size in (
         ("chunks", document.chunks, document.size_bytes),
         ("metadata chunks", document.metadata_chunks, total),

@@ -68,7 +68,7 @@ class HttpTracker:
             raise PeerFailedError(FailureKind.UNREACHABLE, f"the tracker answers with status {reply.status}")
         try:
             return msgspec.json.decode(reply.body or b"null", type=kind or None)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise PeerFailedError(FailureKind.WRONG, f"the tracker answers nonsense: {error}") from error
 
 

@@ -26,7 +26,8 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import StateCorruptedError
-from dsec.base.units import MIB
+from dsec.base.foreign_json import decode_foreign
+from dsec.base.units import GIB, MIB, format_size
 from dsec.images.durable import write_atomically
 from dsec.images.lazy.erofs.metadata import Extent
 from dsec.images.lazy.formats.manifest import BLOCK_BYTES, MAXIMUM_SIZE_BYTES
@@ -38,6 +39,8 @@ from dsec.model.value import Value
 VERSION = 1
 MAXIMUM_DOCUMENT_BYTES = 4 * MIB
 MAXIMUM_READS = 65_536
+MAXIMUM_READ_BYTES = 64 * GIB
+"""Of all reads together: whoever looks at a trace looks at each chunk that it names."""
 MAXIMUM_TRACES = 16
 """Of one image; the one that was recorded longest ago goes first."""
 FIRST_USE = ""
@@ -210,8 +213,8 @@ def decode(data: bytes, whence: str) -> Trace:
     if len(data) > MAXIMUM_DOCUMENT_BYTES:
         raise _damaged(whence, f"it is longer than {MAXIMUM_DOCUMENT_BYTES} bytes")
     try:
-        trace = msgspec.json.decode(data, type=Trace)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        trace = decode_foreign(data, Trace)
+    except msgspec.MsgspecError as error:
         raise _damaged(whence, str(error)) from error
     if trace.version != VERSION:
         raise _damaged(whence, f"it is of version {trace.version}; this program knows {VERSION}")
@@ -223,6 +226,8 @@ def decode(data: bytes, whence: str) -> Trace:
         known = 0 <= layer < len(trace.layers) and block >= 0 and blocks > 0 and after_ms >= 0
         if not known or (block + blocks) * BLOCK_BYTES > trace.layers[layer].size_bytes + BLOCK_BYTES - 1:
             raise _damaged(whence, f"{blocks} blocks from {block} of layer {layer} do not exist")
+    if trace.read_bytes > MAXIMUM_READ_BYTES:
+        raise _damaged(whence, f"it reads more than {format_size(MAXIMUM_READ_BYTES)}")
     return trace
 
 
