@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import sys
+from io import StringIO
 
-from dsec.cli.bars import WIDTH, bar
+import pytest
+from rich.console import Console
+
+from dsec.cli.bars import WIDTH, Bar
+from dsec.cli.output import table
 
 
 @pytest.mark.parametrize(
@@ -23,4 +28,16 @@ from dsec.cli.bars import WIDTH, bar
     ],
 )
 def test_a_bar_shows_its_parts(size: int, largest: int, parts: tuple[int, ...], expected: str) -> None:
-    assert bar(size, largest, *zip("█▒", parts, strict=False)) == expected
+    assert Bar(size=size, largest=largest, parts=tuple(zip("█▒", parts, strict=False))).drawn() == expected
+
+
+@pytest.mark.parametrize(("columns", "longest"), [(80, WIDTH), (16, 10)])
+def test_bars_give_way_before_words_do(columns: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = StringIO()
+    console = Console(width=columns, file=shown)
+    rows = [("one", Bar(size=100, largest=100, parts=(("█", 50),))), ("two", Bar(size=50, largest=100, parts=()))]
+    console.print(table(["name", ""], rows))
+    _, first, second = shown.getvalue().splitlines()
+    assert first.split() == ["one", "█" * (longest // 2) + "░" * (longest // 2)]
+    assert second.split() == ["two", "░" * (longest // 2)]

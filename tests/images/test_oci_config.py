@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dsec.base.errors import InvalidRequestError
-from dsec.images.importers.oci_config import OciImageConfig, image_config
+from dsec.images.importers.oci_config import OciHistory, OciImageConfig, image_config, told_step
 from dsec.model.image import FingerprintRules, ImageConfig, StateHooks
 
 
@@ -39,3 +39,18 @@ def test_an_image_without_labels_has_no_hooks() -> None:
 def test_a_label_of_ours_that_cannot_be_read_is_named(label: str) -> None:
     with pytest.raises(InvalidRequestError, match=label):
         config({label: '"save'})
+
+
+@pytest.mark.parametrize(
+    ("created_by", "told"),
+    [
+        (None, ""),
+        ("|2 A=b c PROXY=http://x /bin/sh -c make install", "make install"),
+        ("/bin/sh -c #(nop) COPY dir:1 in /srv ", "COPY dir:1 in /srv"),
+        ("RUN |1 A=b /bin/sh -c make # buildkit", "make"),
+        ("COPY . /srv # buildkit", "COPY . /srv"),
+        ("x" * 1000, "x" * 200),
+    ],
+)
+def test_a_step_is_told_without_what_builders_write_before_it(created_by: str | None, told: str) -> None:
+    assert told_step(OciHistory(created_by=created_by)) == told

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from dsec.images.composition import Composition, LayerView
 
 _SHOWN_NAMES = 1
+_SHOWN_STEP = 60
+_WIDE = 120
+"""Characters of a terminal that has room for the step that made a layer."""
 
 
 @click.command(name="layers")
@@ -27,7 +30,7 @@ def layers(options: Options, image: str, workspace: str | None, toolkits: tuple[
     """Show what IMAGE, or an environment of several images, is made of, the uppermost layer first.
 
     Bars show sizes, their full part what of a layer is on this host. A layer that changes often should lie high; one
-    that other images share should stay apart.
+    that other images share should stay apart. A terminal of 120 characters or more also shows the step that made each.
     """
     from dsec.cli.output import note, print_json
     from dsec.images.composition import composition
@@ -44,8 +47,8 @@ def layers(options: Options, image: str, workspace: str | None, toolkits: tuple[
 
 def _show(found: Composition) -> None:
     from dsec.base.units import format_number_of, format_size
-    from dsec.cli.bars import bar
-    from dsec.cli.output import or_dash, print_table, printable
+    from dsec.cli.bars import Bar
+    from dsec.cli.output import console, or_dash, print_table, printable
 
     total = sum(layer.size_bytes for layer in found.layers)
     here = sum(layer.here_bytes for layer in found.layers)
@@ -54,22 +57,28 @@ def _show(found: Composition) -> None:
         f"{names}: {format_number_of(len(found.layers), 'layer')}, {format_size(total)}, {format_size(here)} of it here"
     )
     largest = max(layer.size_bytes for layer in found.layers)
-    rows = [
-        (
+    columns = ["", "kind", "image", "", "size", "entries", "made", "changed", "shared with", "here", "by"]
+    rows: list[list[str | Bar]] = [
+        [
             str(number),
             layer.kind.value,
             layer.image,
-            bar(layer.size_bytes, largest, ("█", layer.here_bytes)),
+            Bar(size=layer.size_bytes, largest=largest, parts=(("█", layer.here_bytes),)),
             format_size(layer.size_bytes),
             f"{layer.entries:,}",
             "-" if layer.created_s is None else _days(layer.created_s),
             _rate(layer),
             or_dash(_named(layer.shared_with)),
             _presence(layer),
-        )
+            or_dash(layer.made_by[:_SHOWN_STEP]),
+        ]
         for number, layer in reversed(list(enumerate(found.layers, 1)))
     ]
-    print_table(["", "kind", "image", "", "size", "entries", "made", "changed", "shared with", "here"], rows)
+    left_out = {"image"} if len(found.images) == 1 else set()
+    if console().width < _WIDE:
+        left_out.add("by")
+    shown = [place for place, name in enumerate(columns) if name not in left_out]
+    print_table([columns[place] for place in shown], [[row[place] for place in shown] for row in rows])
 
 
 def _days(since_s: float) -> str:
@@ -78,7 +87,7 @@ def _days(since_s: float) -> str:
 
 
 def _rate(layer: LayerView) -> str:
-    return f"in {layer.changed} of {layer.versions} versions" if layer.versions else "unknown"
+    return f"{layer.changed} of {layer.versions} times" if layer.versions else "unknown"
 
 
 def _presence(layer: LayerView) -> str:

@@ -11,6 +11,7 @@ from dsec.cli.image import opened_store
 from dsec.cli.parameters import duration, json_option, stack_of, stack_options
 
 if TYPE_CHECKING:
+    from dsec.cli.bars import Bar
     from dsec.images.lazy.serving.client import LayerDaemon
     from dsec.images.lazy.tracing.image_use import ImageUse
     from dsec.images.lazy.tracing.traces import Trace
@@ -110,19 +111,16 @@ def stats(options: Options, name: str | None, as_json: bool) -> None:
     largest = max((use.size_bytes for use in uses), default=0)
     columns = ["image", "", "size", "here", "touched", "prefetched", "wasted", "fetched", "traces"]
     traces = [", ".join(command or "(first use)" for command in use.commands) for use in uses]
-    rows = [
-        (use.image, _bar(use, largest), *_cells(use), or_dash(commands))
-        for use, commands in zip(uses, traces, strict=True)
-    ]
-    print_table(columns, rows)
+    for_each = zip(uses, traces, strict=True)
+    print_table(columns, [[use.image, _bar(use, largest), *_cells(use), or_dash(named)] for use, named in for_each])
 
 
-def _bar(use: ImageUse, largest_bytes: int) -> str:
+def _bar(use: ImageUse, largest_bytes: int) -> Bar:
     """Draw an image's size, and what of it was read and is here."""
-    from dsec.cli.bars import bar
+    from dsec.cli.bars import Bar
 
     read = min(use.touched_bytes, use.here_bytes)
-    return bar(use.size_bytes, largest_bytes, ("█", read), ("▒", use.here_bytes - read))
+    return Bar(size=use.size_bytes, largest=largest_bytes, parts=(("█", read), ("▒", use.here_bytes - read)))
 
 
 def _cells(use: ImageUse) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from dsec.cli.bars import Bar
+
 _PIPE_WIDTH = 10_000
 _STEERING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -86,7 +88,7 @@ def _harmless(document: bytes) -> str:
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", document.decode())
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Bar]]) -> Table:
     """Return a plain table; the text of cells is not markup."""
     from rich.table import Table
     from rich.text import Text
@@ -95,11 +97,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for column in columns:
         result.add_column(column.upper(), no_wrap=not sys.stdout.isatty(), overflow="fold")
     for row in rows:
-        result.add_row(*(Text(printable(cell)) for cell in row))
+        result.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
     return result
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Bar]]) -> None:
     """Print a plain table."""
     console().print(table(columns, rows))
 

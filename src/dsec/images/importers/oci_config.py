@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import TypeVar
 
@@ -16,6 +17,9 @@ from dsec.model.value import Value
 
 _EXPORT, _IMPORT = "dev.dsec.hooks.export", "dev.dsec.hooks.import"
 _LIMITS, _FINGERPRINT = "dev.dsec.hooks.limits", "dev.dsec.fingerprint"
+_MAXIMUM_STEP_LENGTH = 200
+_BUILDER = re.compile(r"(RUN )?(\|\d+ .*? )?/bin/sh -c (#\(nop\) +)?")
+"""Docker's and buildah's: ``|2 ARG=value ARG=value /bin/sh -c COMMAND``, and ``/bin/sh -c #(nop) COPY ...``."""
 _Kind = TypeVar("_Kind")
 
 
@@ -60,6 +64,11 @@ def layer_history(config: OciImageConfig) -> dict[str, OciHistory]:
     steps = [step for step in config.history or [] if not step.empty_layer]
     diff_ids = config.rootfs.diff_ids
     return dict(zip(diff_ids, steps, strict=True)) if len(steps) == len(diff_ids) else {}
+
+
+def told_step(step: OciHistory) -> str:
+    """Return what a step ran, for people: without the shell and the arguments that builders write before it."""
+    return _BUILDER.sub("", step.created_by or "").removesuffix("# buildkit").strip()[:_MAXIMUM_STEP_LENGTH]
 
 
 def layer_times(config: OciImageConfig) -> dict[str, float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsec.base.errors import InvalidRequestError
 from dsec.images.history import LayerStory
-from dsec.images.importers.oci_config import OciImageConfig, image_config, layer_history, layer_times
+from dsec.images.importers.oci_config import OciImageConfig, image_config, layer_history, layer_times, told_step
 from dsec.images.importers.oci_layer import hides_all_below, import_layer
 from dsec.images.importers.request import ImportRequest
 from dsec.images.merge_plan import MergeRule, plan_merges
@@ -19,7 +19,6 @@ from dsec.images.merging import candidates, merge_groups, run_id, without_vain_w
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo
 
-_MAXIMUM_STEP_LENGTH = 200
 Made = tuple[str, tuple[str, ...]]
 """Digest of a stored layer, and the diff ids of what it was made of."""
 
@@ -139,7 +138,7 @@ def _stories(config: OciImageConfig, stack: Sequence[Made]) -> dict[str, LayerSt
         digest: LayerStory(
             digest=digest,
             created_s=times.get(run[-1]),
-            made_by=(steps[run[-1]].created_by or "")[:_MAXIMUM_STEP_LENGTH] if run[-1] in steps else "",
+            made_by=told_step(steps[run[-1]]) if run[-1] in steps else "",
         )
         for digest, run in stack
     }
