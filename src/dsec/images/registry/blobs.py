@@ -2,14 +2,14 @@
 
 A registry may answer a range (RFC 9110, 14) in ways that would be wrong or ruinous to take: with the whole blob (it
 ignores ranges, and the chunk that is wanted may lie gigabytes on), with another range, with less than it announced.
-The first is skipped over where little is to be skipped, and refused otherwise. What breaks off is gone on with where it
-broke off.
+The first is skipped over where little is to be skipped, and refused otherwise: such a blob is read as a stream
+(`dsec.images.lazy.in_order`). What breaks off is gone on with where it broke off.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from dsec.base.units import MIB
 from dsec.images.registry.auth import Access
@@ -22,6 +22,10 @@ MAXIMUM_SKIPPED_BYTES = 8 * MIB
 _WORTH_BYTES = 65_536
 """What has to come between two failures for them not to be in a row: a registry must not keep us busy for ever."""
 _RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(?:\d{1,15}|\*)")
+
+
+class RangesIgnoredError(RegistryFailedError):
+    """A registry would send much that nobody wants, since it ignores ranges."""
 
 
 async def read_range(client: RegistryClient, repository: Repository, digest: str, start: int, length: int) -> bytes:
@@ -44,7 +48,7 @@ async def resumed(
     end: int,
     *,
     maximum_skipped_bytes: int = MAXIMUM_SKIPPED_BYTES,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Yield the bytes of a blob from `start` to `end`, none twice, over as many answers as it takes.
 
     It is given up after as many failures in a row as `Backoff.tries`, between which next to nothing came. Raises as
@@ -82,7 +86,7 @@ async def _wanted(response: Response, start: int, end: int, maximum_skipped_byte
         )
     position = _beginning(response, start, end)
     if start - position > maximum_skipped_bytes:
-        raise RegistryFailedError(
+        raise RangesIgnoredError(
             f"{response.where} ignores ranges: it would send {start} bytes that nobody wants",
             resolution="have the registry, or what is between it and this host, honour ranges (RFC 9110, 14)",
             is_final=True,

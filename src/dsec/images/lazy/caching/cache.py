@@ -112,6 +112,11 @@ class LayerCache:
             layer = self._layers.get(manifest_id)
             return (0, False) if layer is None else (layer.held_bytes, layer.is_complete)
 
+    def is_held(self, manifest_id: str) -> bool:
+        """Whether somebody holds a layer."""
+        with self._mutex:
+            return manifest_id in self._holds
+
     def origins(self, manifest_id: str) -> tuple[str, ...] | None:
         """Return where a layer of the cache comes from; None when it has not got it."""
         with self._mutex:

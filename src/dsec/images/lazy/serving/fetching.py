@@ -1,7 +1,8 @@
 """Bring chunks of cached layers here: each once, however many wait for it.
 
 A chunk comes from another layer of the cache, or else from the sources, verified; it is kept where there is room. Those
-who waited get its content in any case, so that a full disk or cache makes reads slow and never makes them fail.
+who waited get its content in any case, so that a full disk or cache makes reads slow and never makes them fail. What a
+source gives only in order is read by `passing`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from dsec.distribution.prefetch_budget import BandwidthMeter
 from dsec.images.lazy.caching.cache import LayerCache
 from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef
+from dsec.images.lazy.in_order import InOrderSource, in_order_among
+from dsec.images.lazy.serving.passing import Passes
 from dsec.images.lazy.source import PEERS, ChunkSource, Neighbours, fetch_verified
 from dsec.images.lazy.tracing.touches import Touches
 from dsec.model.value import Value
@@ -44,6 +47,8 @@ class LayerEventKind(enum.Enum):
     """A node gave something else for a chunk, and is not asked for it again; `source` is its id."""
     NOT_KEPT = "not_kept"
     """A chunk was served and not kept: there is no room for it."""
+    IN_ORDER = "in_order"
+    """A source ignores ranges: what is missing of the layer, `length` stored bytes of it, is read as one stream."""
     COMPLETE = "complete"
     """All chunks are here; the kernel reads the local file from now on."""
     PREFETCHED = "prefetched"
@@ -128,7 +133,9 @@ class Fetcher:
         self._on_event = on_event
         self._under_way: dict[_Key, _Fetch] = {}
         self._unkept: OrderedDict[_Key, bytes] = OrderedDict()
-        self._limiter = anyio.CapacityLimiter(FETCHES_AT_ONCE)
+        # No limiter, whose places belong to tasks: who waits for a pass gives the place away meanwhile.
+        self._places = anyio.Semaphore(FETCHES_AT_ONCE)
+        self._passes = Passes(group, _Taker(self, cache))
         self.fetched_bytes = 0
         self.touches = Touches()
         self.meter = BandwidthMeter()
@@ -181,6 +188,8 @@ class Fetcher:
     async def bring_ahead(self, layer: CachedLayer, position: int) -> bool:
         """Fetch a chunk that nobody asked for, and return whether it is kept. Raises as `read`."""
         if not layer.has(position):
+            if in_order_among(await self._sources_of(layer)) is not None:
+                return False  # All of it comes as soon as somebody reads, and without that it would exceed any budget.
             touches = self.touches.of(layer.manifest)
             was_read = touches.was_read(position)
             await self._kept(layer, [position])
@@ -221,7 +230,7 @@ class Fetcher:
             resolution="it is tried again when it is read",
         )
         try:
-            async with self._limiter:
+            async with self._places:
                 key = (layer.manifest.id, position)
                 is_unkept = key in self._unkept
                 fetch.content = self._unkept[key] if is_unkept else await self._obtain(layer, position)
@@ -293,15 +302,15 @@ class Fetcher:
         def report(source: str, error: DsecError) -> None:
             if source == PEERS and isinstance(error, ObjectNotFoundError):
                 return
-            self._say(layer, LayerEventKind.SOURCE_FAILED, start, length, error, source)
+            if (in_order := in_order_among(sources)) is not None and in_order.name == source:
+                return  # It is told once, when its stream begins.
+            self.told(layer, LayerEventKind.SOURCE_FAILED, start, length, error, source)
 
         sources = await self._sources_of(layer)
         self.meter.began(anyio.current_time())
         received_bytes = 0
         try:
-            content = await fetch_verified(
-                sources, ref, timeout_s=self._timeout_s, report=report, passed=self._passed(layer, ref)
-            )
+            content = await self._asked(layer, ref, sources, report)
             received_bytes = ref.stored_bytes
         finally:
             self.meter.ended(anyio.current_time(), received_bytes)
@@ -309,6 +318,27 @@ class Fetcher:
                 self.neighbours.failed(ref)
         self.fetched_bytes += len(content)
         return content
+
+    async def _asked(
+        self,
+        layer: CachedLayer,
+        ref: ChunkRef,
+        sources: Sequence[ChunkSource],
+        report: Callable[[str, DsecError], None],
+    ) -> bytes:
+        try:
+            return await fetch_verified(
+                sources, ref, timeout_s=self._timeout_s, report=report, passed=self._passed(layer, ref)
+            )
+        except DsecError:
+            in_order = in_order_among(sources)
+            if in_order is None:
+                raise
+        self._places.release()
+        try:
+            return await self._passes.content(layer, ref, in_order)
+        finally:
+            await self._places.acquire()
 
     def _passed(self, layer: CachedLayer, ref: ChunkRef) -> Callable[[bytes], Awaitable[None]] | None:
         return None if self.neighbours is None else partial(self.neighbours.came, layer.manifest.id, ref)
@@ -318,9 +348,9 @@ class Fetcher:
         while len(self._unkept) > UNKEPT_CHUNKS:
             self._unkept.popitem(last=False)
         start = 0 if position == METADATA else position * CHUNK_BYTES
-        self._say(layer, LayerEventKind.NOT_KEPT, start, len(content))
+        self.told(layer, LayerEventKind.NOT_KEPT, start, len(content))
 
-    def _say(
+    def told(
         self,
         layer: CachedLayer,
         kind: LayerEventKind,
@@ -329,7 +359,35 @@ class Fetcher:
         error: DsecError | None = None,
         source: str = "",
     ) -> None:
+        """Tell of an event."""
         self._on_event(layer_event(layer, kind, start=start, length=length, error=error, source=source))
+
+
+class _Taker:
+    """Keeps what passes by: see `dsec.images.lazy.serving.passing.Taker`."""
+
+    def __init__(self, fetcher: Fetcher, cache: LayerCache) -> None:
+        self._fetcher = fetcher
+        self._cache = cache
+
+    def begins(self, layer: CachedLayer, source: InOrderSource, size_bytes: int) -> None:
+        self._fetcher.told(layer, LayerEventKind.IN_ORDER, 0, size_bytes, source=source.name)
+
+    def is_wanted(self, layer: CachedLayer) -> bool:
+        return self._cache.is_held(layer.manifest.id)
+
+    async def passed(self, layer: CachedLayer, ref: ChunkRef, stored: bytes) -> None:
+        if self._fetcher.neighbours is not None:
+            await self._fetcher.neighbours.came(layer.manifest.id, ref, stored)
+
+    def keep(self, layer: CachedLayer, position: int, content: bytes) -> bool:
+        try:
+            return self._cache.store(layer, position, content)
+        except OSError:
+            return False  # As with what is fetched.
+
+    def failed(self, layer: CachedLayer, source: InOrderSource, start: int, length: int, error: DsecError) -> None:
+        self._fetcher.told(layer, LayerEventKind.SOURCE_FAILED, start, length, error, source.name)
 
 
 @asynccontextmanager
