@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -404,12 +405,9 @@ def test_a_document_that_was_changed_or_unpublished_is_named(lazy: _Image) -> No
     assert lazy.is_good()
 
 
-def test_chunks_that_make_another_layer_than_their_manifest_says_are_found(
-    hosts: ImageHosts, tmp_path: Path, published: _Published
-) -> None:
-    image = _Image(hosts, tmp_path, published, eager=True)
-    path, record = image.store.stored_layer(image.digests[1])
-    lying = LayerFile(path, "sha256:" + "0" * 64, record.entries)
+def _lying(hosts: ImageHosts, file: Path, entries: int) -> str:
+    """Publish an image whose manifest says another layer than its chunks make, and return its reference."""
+    lying = LayerFile(file, "sha256:" + "0" * 64, entries)
     manifest = _run(lambda: publish(lying, hosts.objects)).manifest
     data = msgspec.json.encode(
         {
@@ -421,18 +419,54 @@ def test_chunks_that_make_another_layer_than_their_manifest_says_are_found(
         }
     )
     _run(lambda: hosts.objects.put(image_key(name_of(data)), data))
-    image.store = hosts.host("third")
-    _run(lambda: pull_image(image.store, f"b3:{name_of(data)}", hosts.objects, name="mine:v1"))
-    assert image.bad() == {}
-    bad = image.bad(full=True)
-    assert set(bad) == {"layer-1"}
-    assert "expected 000000000000..., got " in bad["layer-1"].detail
-    assert "publish the image again" in bad["layer-1"].advice
+    return f"b3:{name_of(data)}"
 
 
-def test_a_registry_that_rots_is_named_by_chunk(
-    hosts: ImageHosts, published: _Published, tmp_path: Path, own_registry: RegistryServer
+@pytest.mark.parametrize("content", [b"all of it is metadata", _DATA], ids=["small", "large"])
+def test_chunks_that_make_another_layer_than_their_manifest_says_are_found(
+    hosts: ImageHosts, tmp_path: Path, content: bytes
 ) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_bytes(content)
+    here = hosts.host("here")
+    path, record = here.stored_layer(here.add_layer(tmp_path / "tree"))
+    reference, there = _lying(hosts, path, record.entries), hosts.host("there")
+    _run(lambda: pull_image(there, reference, hosts.objects, name="mine:v1"))
+
+    def bad(*, full: bool) -> dict[str, Finding]:
+        options = VerifyOptions(node=_NODE, store_url=hosts.objects.url, full=full, repair=False)
+
+        async def collect() -> dict[str, Finding]:
+            found = verify_image(there, "mine:v1", hosts.daemon(), options)
+            return {finding.part: finding async for finding in found if not finding.ok}
+
+        return _run(collect)
+
+    assert bad(full=False) == {}
+    assert set(found := bad(full=True)) == {"layer-1"}
+    assert "expected 000000000000..., got " in found["layer-1"].detail
+    assert "publish the image again" in found["layer-1"].advice
+
+
+@dataclass(frozen=True, slots=True)
+class _InRegistry:
+    """The image in a registry, from a host that has it whole; `image` looks at it from another that pulled it."""
+
+    image: _Image
+    blob: Path
+
+    def flip(self, at: int) -> str:
+        """Turn over a bit of the blob; return which chunk that is."""
+        _flip(self.blob, at)
+        places = enumerate(self.image.manifest.chunks)
+        (place,) = [place for place, ref in places if 0 <= at - ref.blob_start < ref.stored_bytes]
+        return f"chunk {place}: "
+
+
+@pytest.fixture
+def in_registry(
+    hosts: ImageHosts, published: _Published, tmp_path: Path, own_registry: RegistryServer
+) -> Iterator[_InRegistry]:
     image = _Image(hosts, tmp_path, published, eager=True)
     reference = parse_reference(f"{own_registry.host}/mine:v1")
 
@@ -447,17 +481,71 @@ def test_a_registry_that_rots_is_named_by_chunk(
             await client.aclose()
 
     anyio.run(push_and_pull)
-    assert image.bad(full=True) == {}
+    image.paths = image.store.mount(["mine:v1"]).layer_paths
     blobs = [path for path in own_registry.directory.rglob("data") if path.is_file()]
     (blob,) = [path for path in blobs if path.stat().st_size > 8 << 20]
-    _flip(blob, 6 << 20)
-    bad = image.bad(full=True, repair=True)
-    assert set(bad) == {"layer-2 registry"}
-    places = enumerate(image.manifest.chunks)
-    (place,) = [place for place, ref in places if 0 <= (6 << 20) - ref.blob_start < ref.stored_bytes]
-    assert f"chunk {place}: " in bad["layer-2 registry"].detail
-    assert bad["layer-2 registry"].node.startswith(f"oci://{own_registry.host}/mine@sha256:")
-    assert "push" in bad["layer-2 registry"].advice
+    assert image.bad(full=True) == {}
+    yield _InRegistry(image, blob)
+
+
+def test_a_registry_that_rots_is_named_by_chunk(in_registry: _InRegistry, own_registry: RegistryServer) -> None:
+    named = in_registry.flip(6 << 20)
+    for repair in (False, True):  # This host has not got it either.
+        bad = in_registry.image.bad(full=True, repair=repair)
+        assert set(bad) == {"layer-2 registry"}
+        assert named in bad["layer-2 registry"].detail
+        assert bad["layer-2 registry"].node.startswith(f"oci://{own_registry.host}/mine@sha256:")
+        assert "push" in bad["layer-2 registry"].advice
+    assert "is neither here nor in another origin" in bad["layer-2 registry"].detail
+
+
+def test_a_blob_that_a_registry_lost_is_sent_again_by_who_has_its_bytes(in_registry: _InRegistry) -> None:
+    assert in_registry.image.read() == _DATA
+    in_registry.blob.unlink()
+    assert set(in_registry.image.bad(full=True)) == {"layer-2 registry"}
+    assert in_registry.image.findings(full=True, repair=True)["layer-2 registry"].repaired
+    assert in_registry.blob.exists()
+    assert in_registry.image.is_good()
+
+
+def test_what_a_registry_keeps_wrong_although_it_was_sent_is_said_with_what_its_operator_removes(
+    in_registry: _InRegistry,
+) -> None:
+    assert in_registry.image.read() == _DATA
+    in_registry.flip(6 << 20)
+    bad = in_registry.image.bad(full=True, repair=True)["layer-2 registry"].detail
+    name = in_registry.blob.parent.name
+    assert f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data" in bad
+    in_registry.blob.unlink()
+    assert in_registry.image.findings(full=True, repair=True)["layer-2 registry"].repaired
+    assert in_registry.image.is_good()
+
+
+def test_a_registry_that_is_away_is_named_after_one_try(in_registry: _InRegistry, own_registry: RegistryServer) -> None:
+    own_registry.process.kill()
+    own_registry.process.wait()
+    began_s = time.monotonic()
+    bad = in_registry.image.bad(full=True)
+    assert set(bad) == {"layer-1 registry", "layer-2 registry"}
+    assert all(f"see that {own_registry.host} can be reached" in finding.advice for finding in bad.values())
+    # Once for all: the pauses between tries add up to 7.75 s at the most, and 16 of them would not fit.
+    assert time.monotonic() - began_s < 20
+
+
+def test_who_published_a_layer_mends_what_its_store_has_of_it(
+    hosts: ImageHosts, tmp_path: Path, published: _Published
+) -> None:
+    """Its own file is another than what was published, which was laid out anew."""
+    image = _Image(hosts, tmp_path, published, eager=False)
+    shutil.copytree(published.root / "here", tmp_path / "here", ignore=shutil.ignore_patterns("mounts"))
+    image.store = hosts.host("here")
+    assert image.is_good()
+    assert "layer-2 store" in image.findings(full=True)
+    image.chunk_object(1).unlink()
+    _flip(image.chunk_object(0), 99)
+    assert set(image.bad(full=True)) == {"layer-2 store"}
+    assert image.findings(full=True, repair=True)["layer-2 store"].repaired
+    assert image.is_good()
 
 
 def test_progress_is_told_and_memory_is_bounded(lazy: _Image) -> None:

@@ -52,6 +52,9 @@ class OriginCheck:
         self._origins = tuple(origins)
         self._options = options
         self.filled: set[int] = set()
+        self._places: dict[str, list[int]] = {}
+        for place, ref in enumerate(manifest.chunks):
+            self._places.setdefault(ref.id, []).append(place)
 
     async def check(self, url: str, fill_into: int | None) -> Finding:
         """Fetch everything of the layer from one origin.
@@ -96,10 +99,11 @@ class OriginCheck:
         return self._subject.good(detail, node=url, suffix=suffix, repaired=True)
 
     async def _take(self, fill_into: int | None, piece: Piece, content: bytes) -> None:
-        if fill_into is None or piece.is_metadata:
+        if fill_into is None:
             return
-        for place, ref in enumerate(self._manifest.chunks):
-            if ref.id == piece.ref.id and place not in self.filled:
+        # A piece of the metadata, too: of a small layer it is the same chunk as the file, and fetched once for both.
+        for place in self._places.get(piece.ref.id, ()):
+            if place not in self.filled:
                 await anyio.to_thread.run_sync(write_at, fill_into, content, place * CHUNK_BYTES)
                 self.filled.add(place)
 
