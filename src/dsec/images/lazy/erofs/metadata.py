@@ -244,6 +244,21 @@ class Walk:
                     raise _refused(f"the directory block at {part.start} is damaged")
                 yield part
 
+    def names(self, directory: Inode) -> Iterator[tuple[bytes, int]]:
+        """Yield the names in a directory, but its own and its parent's, and the inodes' numbers."""
+        for part in self.directory_parts(directory):
+            block = self._data[part.start : part.end]
+            names_at = _DIRENT.unpack_from(block, 0)[1]
+            starts = [_DIRENT.unpack_from(block, at)[:2] for at in range(0, names_at, _DIRENT.size)]
+            ends = [*(start for _, start in starts[1:]), len(block)]
+            for (child, start), end in zip(starts, ends, strict=True):
+                name = block[start:end].partition(b"\0")[0]
+                if name in (b".", b".."):
+                    continue
+                if not name or b"/" in name or start < names_at or end > len(block):
+                    raise _refused(f"the directory block at {part.start} has a name that cannot be")
+                yield name, child
+
     def entries(self, directory: Inode) -> Iterator[tuple[int, int]]:
         """Yield where each entry of a directory stands, and its inode's number."""
         for part in self.directory_parts(directory):

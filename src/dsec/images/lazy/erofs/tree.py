@@ -35,7 +35,6 @@ _KINDS = {
 _BUILD_TIME_AT = SUPERBLOCK_START + 24
 _COMPACT_OWNER, _EXTENDED_OWNER = struct.Struct("<24xHH"), struct.Struct("<24xIIQ")
 _COMPACT_BYTES, _EXTENDED_BYTES = 32, 64
-_DIRENT = struct.Struct("<QHBx")
 _XATTR_HEADER = struct.Struct("<IB7x")
 _XATTR_ENTRY = struct.Struct("<BBH")
 _PREFIXES = {
@@ -99,7 +98,7 @@ class _Tree(Walk):
             raise _damaged("a directory is in several places, or too deep")
         self._directories.add(number)
         yield entry, ()
-        for name, child in self._names(inode):
+        for name, child in self.names(inode):
             yield from self._below(child, path + b"/" + name if path else name, depth + 1)
 
     def _counted(self, number: int) -> Inode:
@@ -107,20 +106,6 @@ class _Tree(Walk):
         if self._inodes > MAXIMUM_INODES:
             raise _damaged(f"it has more than {MAXIMUM_INODES} entries")
         return self._visit(number)
-
-    def _names(self, directory: Inode) -> Iterator[tuple[bytes, int]]:
-        for part in self.directory_parts(directory):
-            block = self._bytes[part.start : part.end]
-            names_at = _DIRENT.unpack_from(block, 0)[1]
-            starts = [_DIRENT.unpack_from(block, at)[:2] for at in range(0, names_at, _DIRENT.size)]
-            ends = [*(start for _, start in starts[1:]), len(block)]
-            for (child, start), end in zip(starts, ends, strict=True):
-                name = block[start:end].partition(b"\0")[0]
-                if name in (b".", b".."):
-                    continue
-                if not name or b"/" in name or start < names_at or end > len(block):
-                    raise _damaged(f"the directory block at {part.start} has a name that cannot be")
-                yield name, child
 
     def _entry(self, inode: Inode, path: bytes) -> Entry:
         kind = _KINDS.get(stat.S_IFMT(inode.mode))
