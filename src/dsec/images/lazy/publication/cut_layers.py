@@ -62,6 +62,11 @@ def cut_before(images: LocalImageStore, info: ImageInfo) -> dict[str, CutLayer]:
     return {digest: cut for digest, cut in read.items() if cut is not None}
 
 
+def cut_of(images: LocalImageStore, digest: str) -> CutLayer | None:
+    """Return what a layer came to when it was cut last; None: it was not, or that is not known. Blocks."""
+    return _read(images.root, digest)
+
+
 def note_cut(images: LocalImageStore, cut: CutLayer) -> None:
     """Note what a layer came to. Blocks; what cannot be noted is not."""
     digest = cut.manifest.layer

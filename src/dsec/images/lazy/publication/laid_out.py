@@ -79,6 +79,20 @@ def lay_out_image(
     return found
 
 
+def laid_out_again(images: LocalImageStore, digest: str, directory: Path) -> Path | None:
+    """Lay out a layer that is wholly here by its content alone, as when it was cut; None: it cannot be. Blocks."""
+    path, record = images.stored_layer(digest)
+    if record.format is not LayerFormat.EROFS:
+        return None
+    target = directory / "laid-out.erofs"
+    try:
+        with full_disk_reported("laying a layer out"):
+            lay_out(path, target, [])
+    except DsecError:
+        return None
+    return target
+
+
 def _traces(images: LocalImageStore, info: ImageInfo) -> tuple[Trace, ...]:
     shelf = TraceShelf(images.root)
     first = shelf.first(info.image_id)

@@ -1,6 +1,8 @@
 """Fetch pieces of layers from one source or several, so many at a time, each verified; the memory is bounded.
 
-What a source gives only in order (`dsec.images.lazy.in_order`) is taken from one stream at the end.
+One piece is fetched before all others, so that sources that cannot be reached are found out once, and not once a piece;
+sources that go away meanwhile are given up after some pieces in a row. What a source gives only in order
+(`dsec.images.lazy.in_order`) is taken from one stream at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from contextlib import aclosing
 
 import anyio.to_thread
 
-from dsec.base.errors import DsecError, StateCorruptedError
+from dsec.base.errors import DsecError, StateCorruptedError, StoreUnavailableError
 from dsec.images.lazy.collection.opened import each
 from dsec.images.lazy.formats.stored import decode
 from dsec.images.lazy.in_order import InOrderSource, cut, in_order_among
@@ -19,6 +21,11 @@ from dsec.images.lazy.verifying.pieces import Piece
 
 AT_ONCE = 8
 """Each holds a chunk twice, stored and decoded: at most 64 MiB in all."""
+
+FIRST_TIMEOUT_S = 15.0
+"""For the smallest piece, by which sources are found to answer at all."""
+GIVEN_UP_AFTER = 2 * AT_ONCE
+"""So many pieces in a row that no source answered for."""
 
 Take = Callable[[Piece, bytes], Awaitable[None]]
 Advance = Callable[[], None]
@@ -29,30 +36,61 @@ async def fetch_pieces(
 ) -> dict[Piece, DsecError]:
     """Fetch pieces of a layer and give each to `take`, verified; return those that cannot be had, and why.
 
+    When no source answers, all are returned after one try, and no more is tried.
+
     Args:
         sources: asked one after the other.
         pieces: what to fetch.
         take: gets each content.
         advance: told after each piece.
     """
-    failures: dict[Piece, DsecError] = {}
-
-    async def fetch(piece: Piece) -> None:
-        try:
-            content = await fetch_verified(sources, piece.ref, timeout_s=DEFAULT_TIMEOUT_S)
-        except DsecError as error:
-            failures[piece] = error
-            if in_order_among(sources) is not None:
-                return  # It is counted when it has passed by.
-        else:
-            await take(piece, content)
-        advance()
-
-    await each(pieces, fetch, at_once=AT_ONCE)
+    if not pieces:
+        return {}
+    fetching = _Fetching(sources, take, advance)
+    first = min(pieces, key=lambda piece: piece.ref.stored_bytes)
+    await fetching.fetch(first, FIRST_TIMEOUT_S)
+    if isinstance(fetching.failures.get(first), StoreUnavailableError):
+        fetching.given_up = fetching.failures[first]
+    await each([piece for piece in pieces if piece != first], fetching.fetch, at_once=AT_ONCE)
     in_order = in_order_among(sources)
-    if in_order is not None and failures:
-        await _pass(in_order, failures, take, advance)
-    return failures
+    if in_order is not None and fetching.failures:
+        await _pass(in_order, fetching.failures, take, advance)
+    return fetching.failures
+
+
+class _Fetching:
+    """Pieces under way.
+
+    Attributes:
+        failures: those that cannot be had, and why.
+        given_up: why nothing more is asked for; None: it is.
+    """
+
+    def __init__(self, sources: Sequence[ChunkSource], take: Take, advance: Advance) -> None:
+        self._sources = sources
+        self._take = take
+        self._advance = advance
+        self._in_a_row = 0
+        self.failures: dict[Piece, DsecError] = {}
+        self.given_up: DsecError | None = None
+
+    async def fetch(self, piece: Piece, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Fetch a piece, unless that was given up."""
+        try:
+            if self.given_up is not None:
+                raise self.given_up
+            content = await fetch_verified(self._sources, piece.ref, timeout_s=timeout_s)
+        except DsecError as error:
+            self.failures[piece] = error
+            if in_order_among(self._sources) is not None:
+                return  # It is counted when it has passed by.
+            self._in_a_row += isinstance(error, StoreUnavailableError)
+            if self._in_a_row >= GIVEN_UP_AFTER:
+                self.given_up = error
+        else:
+            self._in_a_row = 0
+            await self._take(piece, content)
+        self._advance()
 
 
 async def _pass(source: InOrderSource, failures: dict[Piece, DsecError], take: Take, advance: Advance) -> None:

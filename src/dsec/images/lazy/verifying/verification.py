@@ -16,10 +16,13 @@ import anyio.to_thread
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
 from dsec.base.units import format_number_of, format_size
 from dsec.images import erofs
+from dsec.images.lazy.collection.objects import Part
 from dsec.images.lazy.collection.roots import fetch_document
 from dsec.images.lazy.formats.document import ImageDocument
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.origins import close_origins
+from dsec.images.lazy.publication.cut_layers import cut_of
+from dsec.images.lazy.publication.laid_out import laid_out_again
 from dsec.images.lazy.publication.pulled import PulledFrom, pulled_from
 from dsec.images.lazy.serving.client import LayerDaemon
 from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, words
@@ -55,6 +58,8 @@ async def verify_image(
         for subject, stored in check.layers:
             if stored.record.format is not LayerFormat.LAZY:
                 yield await check_whole(images, subject, stored, options)
+                async for finding in check.published(subject, stored):
+                    yield finding
         for subject, stored in check.layers:
             if stored.record.format is LayerFormat.LAZY and stored.manifest is not None:
                 async for finding in check.chunks(subject, stored, stored.manifest):
@@ -77,6 +82,7 @@ class _ImageCheck:
         self._info = info
         self._daemon = daemon
         self._options = options
+        self._unreachable: dict[str, str] = {}
         self.layers: list[tuple[Subject, StoredLayer]] = []
 
     async def manifests(self) -> AsyncIterator[Finding]:
@@ -89,6 +95,8 @@ class _ImageCheck:
                 document = await self._document(origin)
             except DsecError as error:
                 problem = error
+                if isinstance(error, StoreUnavailableError):
+                    self._unreachable[origin.store] = words(error)  # It need not be waited for again.
         is_good = True
         for number, layer in enumerate(self._info.layers, 1):
             finding = await self._record(Subject(part=f"layer-{number}", digest=layer.digest), document, origin)
@@ -172,8 +180,8 @@ class _ImageCheck:
             root = self._daemon.root
             for finding in await anyio.to_thread.run_sync(lambda: list(peer_faults(root, subject, manifest.id))):
                 yield finding
-        origins = stored.record.origins or ((self._options.store_url,) if self._options.store_url else ())
-        check = OriginCheck(self._images, subject, manifest, origins, self._options)
+        origins = stored.record.origins or self._own_store()
+        check = OriginCheck(self._images, subject, manifest, origins, self._options, self._unreachable)
         with self._images.work_directory() as work:
             path = work.path / "fetched.erofs"
             descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -193,6 +201,47 @@ class _ImageCheck:
                     yield await anyio.to_thread.run_sync(self._assembled, subject, path)
             finally:
                 os.close(descriptor)
+
+    def _own_store(self) -> tuple[str, ...]:
+        return (self._options.store_url,) if self._options.store_url else ()
+
+    async def published(self, subject: Subject, stored: StoredLayer) -> AsyncIterator[Finding]:
+        """Check what others have of a layer that is whole here: where it was pulled from, or brought to from here."""
+        if not self._options.full or stored.record.format is not LayerFormat.EROFS:
+            return
+        if stored.manifest is not None:
+            check = OriginCheck(
+                self._images, subject, stored.manifest, stored.record.origins, self._options, self._unreachable
+            )
+            for url in stored.record.origins:
+                yield await check.check(url, None)
+            return
+        cut = await anyio.to_thread.run_sync(cut_of, self._images, subject.digest)
+        if cut is None:
+            return
+        origins = tuple(url for url in (cut.blob, *await self._stores_with(cut.manifest)) if url)
+        with self._images.work_directory() as work:
+
+            def as_cut() -> Path | None:
+                return laid_out_again(self._images, subject.digest, work.path)
+
+            check = OriginCheck(self._images, subject, cut.manifest, origins, self._options, self._unreachable, as_cut)
+            for url in origins:
+                yield await check.check(url, None)
+
+    async def _stores_with(self, manifest: LayerManifest) -> tuple[str, ...]:
+        """Return the node's object store, if the layer was published there as it was cut last."""
+        for url in self._own_store():
+            try:
+                store = await anyio.to_thread.run_sync(open_existing, url)
+                try:
+                    if await store.head(Part.manifest(manifest.id).key) is not None:
+                        return (url,)
+                finally:
+                    await store.aclose()
+            except DsecError:
+                pass  # Nobody said that it is there.
+        return ()
 
     def _assembled(self, subject: Subject, path: Path) -> Finding:
         """Compare the digest of everything in the file that all chunks make: each may be what its name says, and the
