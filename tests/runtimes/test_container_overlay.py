@@ -68,3 +68,14 @@ async def test_refused_mount_is_typed_and_leaves_nothing(
         await runtime.launch(request)
     assert request.instance_id not in await runtime.instances()
     assert os.listdir(RUN_DIRECTORY / node_id) == []
+
+
+async def test_no_layer_says_that_something_of_it_is_elsewhere(
+    runtime: ContainerRuntime, make_request: MakeRequest, image: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "top/look").mkdir(parents=True)
+    os.setxattr(tmp_path / "top/look", "trusted.overlay.redirect", b"/etc")
+    instance = await runtime.launch(make_request(layer_paths=[image, tmp_path / "top"]))
+    out, _, _ = await collect(await instance.spawn(Commands().sh("ls -d /look/*; echo done")))
+    assert out == b"done\n"
+    await instance.terminate()

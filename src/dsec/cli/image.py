@@ -364,8 +364,9 @@ def opened_store(options: Options) -> Iterator[LocalImageStore]:
 
     Raises:
         StoreUnavailableError: something of a layer that is loaded when touched could not be had when it was read.
+        StateCorruptedError: a layer is no sound file system.
     """
-    from dsec.base.errors import StoreUnavailableError
+    from dsec.base.errors import StateCorruptedError, StoreUnavailableError
     from dsec.images.lazy.serving.client import lazy_layers
     from dsec.images.lazy.serving.daemon_options import DaemonOptions
     from dsec.images.store import LocalImageStore
@@ -378,6 +379,12 @@ def opened_store(options: Options) -> Iterator[LocalImageStore]:
     try:
         yield store
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EUCLEAN):
+            raise StateCorruptedError(
+                "the tree of a layer contradicts itself",
+                detail=str(error),
+                resolution="do not trust whoever published it; `dsec image verify IMAGE --full` says which layer it is",
+            ) from error
         if error.errno != errno.EIO:
             raise
         raise StoreUnavailableError(

@@ -5,6 +5,7 @@ A layer's directory is made in the staging area, complete and synced, and appear
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import StateCorruptedError
+from dsec.base.errors import InvalidRequestError, StateCorruptedError
 from dsec.images import erofs
 from dsec.images.command import run
 from dsec.images.durable import sync_path, write_atomically
+from dsec.images.lazy.erofs.metadata import metadata_extents
 from dsec.images.lazy.erofs.tree import unpack_erofs
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.listing import directory_digest, tree_digest, walk
@@ -28,6 +30,8 @@ RECORD = "layer.json"
 EROFS_FILE = "layer.erofs"
 TREE = "tree"
 MANIFEST_FILE = "manifest.json"
+_UNSOUND = (errno.EIO, errno.ELOOP, errno.EUCLEAN, errno.EOVERFLOW, errno.EINVAL, errno.ENAMETOOLONG, errno.EOPNOTSUPP)
+"""What the kernel says of a tree that contradicts itself: such as directories in circles, and files beyond the end."""
 MAXIMUM_ORIGINS = 8
 """Of one layer; those that it was pulled from last count."""
 
@@ -102,7 +106,23 @@ def adopt_erofs(file: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
     target.mkdir(mode=0o700)
     file = file.rename(target / EROFS_FILE)
     sync_path(file)
-    return target, _read_and_finish(target, file, work)
+    try:
+        metadata_extents(file)  # A kernel reads it next: what is not made as ours are is not shown to one.
+        return target, _read_and_finish(target, file, work)
+    except InvalidRequestError as error:
+        raise _unsound(error.detail) from error
+    except OSError as error:
+        if error.errno not in _UNSOUND:
+            raise
+        raise _unsound(str(error)) from error
+
+
+def _unsound(detail: str) -> StateCorruptedError:
+    return StateCorruptedError(
+        "what was fetched is not a sound EROFS file",
+        detail=detail,
+        resolution="publish the image again; if its publisher has it sound, look at this host's disk",
+    )
 
 
 def unpack_erofs_file(file: Path, work: WorkDirectory) -> tuple[Path, LayerRecord, tuple[str, ...]]:

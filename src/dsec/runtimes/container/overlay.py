@@ -87,6 +87,10 @@ def _mount(request: OverlayRequest, layers: LayerPaths) -> None:
             ("upperdir", f"{writable}/{request.upper.name}"),
             ("workdir", f"{writable}/{request.work.name}"),
             ("xino", "off"),
+            # Layers come from strangers, with attributes by which one could say that a directory, or a file's content,
+            # is elsewhere. A kernel may be set to follow them.
+            ("redirect_dir", "nofollow"),
+            ("metacopy", "off"),
             # Without it the end of an instance waits until all that the guest wrote is on the disk (0.7 s for 512 MiB):
             # the kernel syncs an overlay when it is unmounted. Nobody needs that: no instance outlives the kernel.
             ("volatile", None),

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from dsec.base.errors import CapabilityMissingError, DsecError, ObjectNotFoundError, StateCorruptedError
 from dsec.images.lazy.caching.cached_layer import METADATA
+from dsec.images.lazy.erofs.superblock import check_superblock
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES
 from dsec.images.lazy.serving.server import LayerServer
@@ -72,7 +73,7 @@ class LazyMounts:
 
         Raises:
             DsecError: the metadata cannot be had.
-            StateCorruptedError: what was fetched is no EROFS file that the kernel takes.
+            StateCorruptedError: what was fetched is no EROFS file that the kernel takes, or that it is to be shown.
         """
         if manifest.id not in self.mounted():
             self._prepare(manifest, origins)
@@ -88,6 +89,7 @@ class LazyMounts:
                 target.mkdir(mode=0o755, exist_ok=True)
                 layer = self._server.layer(manifest.id)
                 try:
+                    check_superblock(self._server.beginning(manifest.id), manifest.layer)
                     with loop.attached_read_only(layer.path if layer.is_complete else shown) as device:
                         _mount(device, target, manifest.layer, lock)
                 except BaseException:

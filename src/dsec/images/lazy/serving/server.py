@@ -30,7 +30,7 @@ from dsec.images.lazy.caching.bringing import bring_whole, no_room
 from dsec.images.lazy.caching.cache import LayerCache
 from dsec.images.lazy.caching.cached_layer import CachedLayer
 from dsec.images.lazy.formats import manifest as manifests
-from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.manifest import BLOCK_BYTES, LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES
 from dsec.images.lazy.origins import Origins
 from dsec.images.lazy.peers.report import PeersReport
@@ -210,6 +210,12 @@ class LayerServer:
     def shows(self, manifest_id: str) -> bool:
         """Whether a layer is shown."""
         return manifest_id in self._layers
+
+    def beginning(self, manifest_id: str) -> bytes:
+        """Return the first block of a layer that is shown. Raises as `show`."""
+        layer = self._layers[manifest_id]
+        packed = layer.packed(0, BLOCK_BYTES)
+        return self._portal.call(self._fetcher.read, layer, 0, BLOCK_BYTES) if packed is None else bytes(packed)
 
     def layer(self, manifest_id: str) -> CachedLayer:
         """Return a layer that is shown."""
