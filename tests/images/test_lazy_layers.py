@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -469,6 +470,7 @@ def test_a_layer_whose_manifest_is_lost_stays_mounted_and_fails_its_reads(
     open_server: Open, published: Published, tmp_path: Path
 ) -> None:
     target = _killed_server(tmp_path, published)
+    shutil.rmtree(tmp_path / "cache")
     opened = open_server(published.source())
 
     def lost(name: str) -> LayerManifest:

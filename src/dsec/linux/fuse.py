@@ -18,7 +18,7 @@ import stat
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,17 +148,24 @@ class FuseSession:
             thread.start()
             self._threads.append(thread)
 
-    def resume(self, names: Iterable[str], threads: int = 2) -> None:
+    def resume(self, threads: int = 2) -> None:
         """Serve on in place of a session that was killed: what the kernel had asked that one, it asks this one again
-        (Linux 6.9).
+        (Linux 6.9). Call `know` first for every file that was shown.
 
         Args:
-            names: of the files that were shown, all of which the kernel may know.
             threads: see `start`.
         """
-        for name in names:
-            self._known(name)
         self.start(threads)
+        self.ask_again()
+
+    def know(self, name: str) -> None:
+        """Answer reads of a file that the kernel may have opened while another session served."""
+        self._number(name)
+
+    def ask_again(self) -> None:
+        """Have the kernel ask again what was asked and not answered: a process that was dying may have taken more. What
+        this session is at is asked twice, and answered to whoever is first.
+        """
         try:
             os.write(self._device, _OUT.pack(_OUT.size, _NOTIFY_RESEND, 0))
         except OSError as error:
@@ -232,10 +239,10 @@ class FuseSession:
         if node != _ROOT or self._files.size_of(name) is None:
             self.reply(unique, b"", errno.ENOENT)
             return
-        number = self._known(name)
+        number = self._number(name)
         self.reply(unique, _ENTRY.pack(number, 0, _KEPT_S, _KEPT_S, 0, 0) + self._attributes(number))
 
-    def _known(self, name: str) -> int:
+    def _number(self, name: str) -> int:
         """Return the number of a file that there is: the same in every process, since the kernel remembers it."""
         size = self._files.size_of(name)
         assert size is not None

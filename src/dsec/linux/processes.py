@@ -1,6 +1,6 @@
 """Know a process again: a pid is used anew once its process has ended, a pid with its start time on one boot is not.
 
-Source: proc_pid_stat(5), field 22; random(4).
+Source: proc_pid_stat(5), fields 22 and 52; proc_pid_status(5); random(4).
 """
 
 from __future__ import annotations
@@ -75,6 +75,29 @@ class ProcessIdentity:
             return
         finally:
             os.close(descriptor)
+
+
+def is_dying(pid: int) -> bool:
+    """Whether a process was killed, or ends by itself, so that it runs no more of its program; one of its threads may
+    still wait in a call that hears no signal, for as long as that takes. True also for one that has ended.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf8", errors="replace").splitlines()
+    except OSError:
+        return True
+    said = dict(line.partition(":\t")[::2] for line in lines)
+    return said["State"][0] in "ZX" or bool(int(said["SigPnd"], 16) >> (signal.SIGKILL - 1) & 1)
+
+
+def exit_status(pid: int) -> int:
+    """Return the wait status of a process that is dying, also where wait(2) does not return yet; 0 of one that has
+    none. May be asked by whoever may trace it.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf8", errors="replace")
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[49])
 
 
 @cache

@@ -6,14 +6,18 @@
   in memory and serves them from there. So does a full disk.
 - A chunk that another layer of the cache has is taken from there, verified: images are much alike, and nothing is
   fetched twice. On disk it is there twice.
-- One process has the cache; it holds the lock.
+- One process has the cache; it holds the lock. A *guest* may read it meanwhile, and waits for its turn (`take`): who
+  serves in place of a process that was killed must answer reads before that one has ended, and must not write beside
+  what a call of the dying one may still be writing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +37,10 @@ DEFAULT_LIMIT_BYTES = 64 * GIB
 """Some ten whole images of the size that agents use, or a hundred that are touched as they are."""
 _VERSION = 1
 _DOOMED = ".doomed-"
+_LOCK = "lock"
+_PLACES_OF_A_CHUNK = 4
+"""Places of one layer that are remembered for a chunk: one that consists of zeros, or of lies, has it everywhere, and
+whoever looks for it looks at all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +70,19 @@ class LayerCache:
     Args:
         root: the directory; made if missing.
         limit_bytes: bound on content bytes.
+        as_guest: begin also while another process has it: what that one recorded can be read, and nothing is kept,
+            begun or taken away until `take`.
 
     Raises:
         StateLockedError: another process has it.
         CapabilityMissingError: it is of another version.
     """
 
-    def __init__(self, root: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+    def __init__(self, root: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES, as_guest: bool = False) -> None:
         self._root = root
         self._limit_bytes = limit_bytes
         self._mutex = threading.RLock()
-        self._lock_fd = _lock(root)
+        self._lock_fd = _lock(root, as_guest=as_guest)
         self._layers: dict[str, CachedLayer] = {}
         self._holds: dict[str, int] = {}
         self._where: dict[str, list[tuple[str, int]]] = {}
@@ -84,10 +94,43 @@ class LayerCache:
             self.close()
             raise
 
+    @property
+    def _is_ours(self) -> bool:
+        return self._lock_fd >= 0
+
+    def take(self) -> bool:
+        """Wait until no other process has the cache, and have it from then on; return whether it was not ours before.
+
+        Called by one thread. Layers that are held stay the same objects, and have what is recorded of them by then.
+        """
+        if self._is_ours:
+            return False
+        lock_fd = os.open(self._root / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        with self._mutex:
+            self._lock_fd = lock_fd
+            self._where.clear()
+            for name, layer in list(self._layers.items()):
+                del self._layers[name]
+                if name in self._holds:
+                    layer.begin_anew()
+                    self._add(layer)
+                else:
+                    layer.close()
+            self._load()
+        return True
+
     def hold(self, manifest: LayerManifest) -> CachedLayer:
-        """Return a layer, which keeps what it has until as many calls of `release`. Raises `HostDiskFullError`."""
+        """Return a layer, which keeps what it has until as many calls of `release`.
+
+        Raises:
+            HostDiskFullError: it cannot be begun.
+            StateLockedError: it would have to be begun by a guest.
+        """
         with self._mutex:
             layer = self._layers.get(manifest.id)
+            if layer is None and not self._is_ours:
+                raise _in_use(self._root)
             if layer is None:
                 with full_disk_reported("beginning a layer in the cache"):
                     layer = CachedLayer.create(self._root / manifest.id, manifest)
@@ -134,14 +177,15 @@ class LayerCache:
         self._holds[name] -= 1
         if not self._holds[name]:
             del self._holds[name]
-            os.utime(layer.directory)
+            if self._is_ours:
+                os.utime(layer.directory)
 
     def store(self, layer: CachedLayer, position: int, content: bytes) -> bool:
         """Keep a verified chunk of a held layer, or its metadata; return False where there is no room for it."""
         size_bytes = len(content)
         with self._holding(layer.manifest.id) as there:
-            if there is not layer:
-                return False  # It left the cache meanwhile.
+            if there is not layer or not self._is_ours:
+                return False  # It left the cache meanwhile, or we are a guest.
             with self._mutex:
                 if layer.has(position):
                     return True
@@ -183,7 +227,7 @@ class LayerCache:
 
     def is_elsewhere(self, layer: CachedLayer, position: int) -> bool:
         """Whether `from_another` has anything to look at; waits for nothing."""
-        return len(self._where.get(layer.manifest.chunks[position].id, ())) > 1
+        return self._is_ours and len(self._where.get(layer.manifest.chunks[position].id, ())) > 1
 
     def _places(self, name: str) -> list[tuple[str, int]]:
         with self._mutex:
@@ -193,12 +237,12 @@ class LayerCache:
         """Whether so many more bytes are within the bound, taking away what nobody holds."""
         with self._mutex:
             held = sum(self._layers[name].held_bytes for name in self._holds)
-            return held + size_bytes <= self._limit_bytes
+            return self._is_ours and held + size_bytes <= self._limit_bytes
 
     def remove(self, manifest_id: str) -> bool:
         """Take a layer away; return False when it is held, or not there."""
         with self._mutex:
-            if manifest_id in self._holds or manifest_id not in self._layers:
+            if not self._is_ours or manifest_id in self._holds or manifest_id not in self._layers:
                 return False
             self._evict(manifest_id)
             return True
@@ -216,7 +260,7 @@ class LayerCache:
         with self._mutex:
             free = [layer for name, layer in self._layers.items() if name not in self._holds and name not in keep]
             freed_bytes = sum(layer.held_bytes for layer in free)
-            for layer in free if not dry_run else ():
+            for layer in free if self._is_ours and not dry_run else ():
                 self._evict(layer.manifest.id)
             return len(free), freed_bytes
 
@@ -249,22 +293,29 @@ class LayerCache:
     def _load(self) -> None:
         for entry in sorted(self._root.iterdir()):
             if entry.name.startswith(_DOOMED):
-                remove_tree(entry)
-            elif entry.is_dir():
+                if self._is_ours:
+                    remove_tree(entry)
+            elif entry.name not in self._layers and entry.is_dir():
                 try:
-                    self._add(CachedLayer.open(entry))
+                    self._add(CachedLayer.open(entry, as_guest=not self._is_ours))
                 except (DsecError, FileNotFoundError):
                     # It was being made, or is damaged. It is a cache: what is wrong is fetched again.
-                    self._discard(entry)
+                    if self._is_ours:
+                        self._discard(entry)
         self._make_room(0)
 
     def _add(self, layer: CachedLayer) -> None:
         self._layers[layer.manifest.id] = layer
+        noted: Counter[str] = Counter()
         for position, ref in enumerate(layer.manifest.chunks):
-            self._where.setdefault(ref.id, []).append((layer.manifest.id, position))
+            noted[ref.id] += 1
+            if noted[ref.id] <= _PLACES_OF_A_CHUNK:
+                self._where.setdefault(ref.id, []).append((layer.manifest.id, position))
 
     def _make_room(self, wanted_bytes: int) -> bool:
         """Take unheld layers away until so many bytes fit; return whether they do."""
+        if not self._is_ours:
+            return False
         excess = self._content_bytes() + wanted_bytes - self._limit_bytes
         if excess <= 0:
             return True
@@ -281,12 +332,12 @@ class LayerCache:
 
     def _evict(self, manifest_id: str) -> None:
         layer = self._layers.pop(manifest_id)
-        for ref in layer.manifest.chunks:
-            left = [place for place in self._where.get(ref.id, ()) if place[0] != manifest_id]
+        for chunk in {ref.id for ref in layer.manifest.chunks}:
+            left = [place for place in self._where.get(chunk, ()) if place[0] != manifest_id]
             if left:
-                self._where[ref.id] = left
+                self._where[chunk] = left
             else:
-                self._where.pop(ref.id, None)
+                self._where.pop(chunk, None)
         layer.close()
         self._discard(layer.directory)
 
@@ -297,16 +348,21 @@ class LayerCache:
         remove_tree(doomed)
 
 
-def _lock(root: Path) -> int:
+def _lock(root: Path, *, as_guest: bool) -> int:
+    """Return the descriptor that holds the lock; -1 for a guest while somebody else does."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = root / "lock"
+    path = root / _LOCK
     path.touch(mode=0o600)
     descriptor = try_lock(path)
-    if descriptor is None:
-        raise StateLockedError(
-            f"the layer cache {root} is in use", resolution="one process serves it; wait until that one has ended"
-        )
-    return descriptor
+    if descriptor is None and not as_guest:
+        raise _in_use(root)
+    return -1 if descriptor is None else descriptor
+
+
+def _in_use(root: Path) -> StateLockedError:
+    return StateLockedError(
+        f"the layer cache {root} is in use", resolution="one process serves it; wait until that one has ended"
+    )
 
 
 def check_version(root: Path) -> None:

@@ -43,23 +43,30 @@ class CachedLayer:
         origins: where its chunks can be had (`dsec.images.lazy.origins`); none: nobody said.
     """
 
-    def __init__(self, directory: Path, manifest: LayerManifest) -> None:
+    def __init__(self, directory: Path, manifest: LayerManifest, *, as_guest: bool = False) -> None:
         self.directory = directory
         self.manifest = manifest
         self._lock = threading.Lock()
         self._starts = [extent.start for extent in manifest.metadata]
         self._packed_starts = [0, *accumulate(extent.length for extent in manifest.metadata)]
         self._packed = b""
-        self._data = os.open(directory / DATA, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._record = os.open(directory / PRESENT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if as_guest else os.O_CREAT)
+        self._data = os.open(directory / DATA, flags, 0o600)
+        try:
+            self._record = os.open(directory / PRESENT, flags, 0o600)
+        except OSError:
+            os.close(self._data)
+            raise
         # Byte 0 is the metadata's, so that its number, one less than a chunk's, is its place as well.
         self._count = len(manifest.chunks) + 1
-        self._make_whole()
-        recorded = os.pread(self._record, self._count, 0)
-        self._there = {place - 1 for place, value in enumerate(recorded) if value == _THERE[0]}
+        self._there: set[int] = set()
         self._unsynced: set[int] = set()
-        self._held_bytes = sum(map(self._length, self._there))
+        self._held_bytes = 0
         self.origins = _read_origins(directory / ORIGINS)
+        if as_guest:
+            self._read_record()
+        else:
+            self.begin_anew()
 
     @classmethod
     def create(cls, directory: Path, manifest: LayerManifest) -> CachedLayer:
@@ -70,15 +77,31 @@ class CachedLayer:
         return cls(directory, manifest)
 
     @classmethod
-    def open(cls, directory: Path) -> CachedLayer:
+    def open(cls, directory: Path, *, as_guest: bool = False) -> CachedLayer:
         """Open a layer again.
+
+        Args:
+            directory: where it lies.
+            as_guest: write nothing, as somebody else may.
 
         Raises:
             StateCorruptedError: its manifest is not the one that its directory is named by.
             FileNotFoundError: it was being created or removed when its process was killed.
         """
         data = (directory / MANIFEST).read_bytes()
-        return cls(directory, manifests.decode(data, str(directory), expected=directory.name))
+        return cls(directory, manifests.decode(data, str(directory), expected=directory.name), as_guest=as_guest)
+
+    def begin_anew(self) -> None:
+        """Have what is recorded, as whoever opens the layer; whoever wrote to it before has ended."""
+        self._make_whole()
+        self._read_record()
+
+    def _read_record(self) -> None:
+        recorded = os.pread(self._record, self._count, 0)
+        there = {place - 1 for place, value in enumerate(recorded) if value == _THERE[0]}
+        with self._lock:
+            self._there, self._unsynced = there, set()
+            self._held_bytes = sum(map(self._length, there))
 
     def keep_origins(self, origins: Sequence[str]) -> None:
         """Say where chunks can be had from now on, also for whoever opens the layer next; none: as before. Where the

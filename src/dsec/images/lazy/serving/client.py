@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -47,6 +48,7 @@ from dsec.linux.userns import is_host_root
 _START_TIMEOUT_S = 30.0
 _ANSWER_TIMEOUT_S = 120.0
 _POLL_S = 0.02
+_LOOK_S = 0.5
 _LOG_TAIL_BYTES = 2000
 _END_TIMEOUT_S = 10.0
 _VERIFIED_AT_ONCE = 256
@@ -230,11 +232,13 @@ class LayerDaemon:
 
     def _ask(self, request: Request) -> Answer:
         """Ask; a server that was killed meanwhile is asked again, which is safe as every request is idempotent."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = math.inf
         while True:
             try:
                 return self._asked(request).checked()
-            except (ConnectionError, FileNotFoundError, _ServerGoneError):
+            except (ConnectionError, BlockingIOError, FileNotFoundError, _ServerGoneError):
+                # From the first failure on: a server that was killed may have kept us waiting before.
+                deadline = min(deadline, time.monotonic() + _START_TIMEOUT_S)
                 if time.monotonic() > deadline or not self._is_started():
                     raise self._not_there() from None
                 time.sleep(_POLL_S)
@@ -246,6 +250,7 @@ class LayerDaemon:
                 connection.settimeout(_ANSWER_TIMEOUT_S)
                 connection.connect(f"/proc/self/fd/{directory}/serve.sock")
                 send(connection, request)
+                self._wait_for_answer(connection)
                 try:
                     return msgspec.json.decode(receive(connection), type=Answer)
                 except (NodeUnavailableError, msgspec.MsgspecError) as error:
@@ -254,6 +259,17 @@ class LayerDaemon:
             raise self._not_there() from error
         finally:
             os.close(directory)
+
+    def _wait_for_answer(self, connection: socket.socket) -> None:
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        waiting = select.poll()  # Not select(2), which takes no descriptor above 1023.
+        waiting.register(connection, select.POLLIN)
+        while not waiting.poll(_LOOK_S * 1000):
+            if not self._keeps_lock():
+                # Killed with its server, which may be unable to end, and keeps the connection until it does.
+                raise _ServerGoneError
+            if time.monotonic() > deadline:
+                raise TimeoutError
 
     def _is_started(self) -> bool:
         """Start a keeper, in a session of its own, and wait until it takes requests; one that finds another leaves."""

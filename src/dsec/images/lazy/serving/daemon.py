@@ -7,6 +7,10 @@ which still holds the connection to the kernel, forks another: it shows the same
 what the dead one had not answered (`FuseSession.resume`). Reads wait for some milliseconds, and none fails. Only when
 the keeper dies too do reads fail, until somebody needs a layer and starts a new keeper, which takes the mounts over.
 
+A killed server may be unable to end: a thread of its waits in the kernel for a read that the server owes. The keeper
+does not wait for it. The next server answers that read, and has the cache once the dying one has ended
+(`LazyMounts.adopt`). A new keeper finds the connection of such a one still open, and ends it.
+
 A server dies with its keeper. A server that dies again and again is given up after some tries, and the keeper ends. A
 server that has nothing mounted, and is asked nothing for a minute, ends and its keeper with it.
 
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -61,7 +66,8 @@ from dsec.images.staging import remove_tree
 from dsec.linux import syscalls
 from dsec.linux.fuse import FuseMount
 from dsec.linux.malloc import keep_freed_memory
-from dsec.linux.processes import ProcessIdentity
+from dsec.linux.mounts import unmount
+from dsec.linux.processes import ProcessIdentity, exit_status, is_dying
 
 _PR_SET_PDEATHSIG = 1
 _EVENTS_BYTES = 8 << 20
@@ -72,6 +78,10 @@ _LONG_LIVED_S = 10.0
 _CONNECTIONS = 64
 _BLOCK_BYTES, _FREE_BYTES, _ARENAS = 32 << 20, 64 << 20, 2
 """Of freed memory: up to which size of blocks, and how much of it, is kept, in how many heaps."""
+_LOOK_S = 0.5
+"""So often it is looked whether a server is dying and cannot end."""
+_DYING_S = 0.2
+"""Who is killed and can end has ended after so long."""
 _RESTART_STATUS = 3
 """A server that ends so asks for another in its place."""
 
@@ -91,6 +101,10 @@ def keep(root: Path) -> int:
         check_version(root / "cache")  # Here, where whoever starts us is told at once.
     listener = _listen(root)
     mount, left_over = mount_below(root / "served")
+    for path in left_over:
+        # The keepers of these are dead, and a server that is still dying may be waiting for an answer of its own there.
+        with contextlib.suppress(OSError):
+            unmount(path, force=True)
     if keeper := os.fork():
         # By us, before whoever called goes on: it may want to end the keeper at once, and finds it by this.
         lock.write_text(str(ProcessIdentity.of(keeper)))
@@ -98,7 +112,7 @@ def keep(root: Path) -> int:
     try:
         # Where memory is short it should end the server, which can be replaced, and not who replaces it.
         _bear_out_of_memory("-1000")
-        return _keep(root, listener, mount, left_over)
+        return _keep(partial(_become_server, root, listener, mount, left_over, lock_fd))
     finally:
         # Layers stay mounted, and fail their reads until the next keeper takes them over.
         mount.close()
@@ -125,8 +139,14 @@ def _listen(root: Path) -> socket.socket:
     return listener
 
 
-def _keep(root: Path, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...]) -> int:
+def _keep(become_server: Callable[[bool], None]) -> int:
+    """Have one server after the other until one says that none is needed, or too many died; return an exit status.
+
+    Args:
+        become_server: serves in the process that calls it, and does not return; told whether it is the first.
+    """
     tries, server, is_ending = _TRIES, 0, False
+    dying: list[int] = []
 
     def end(*_: object) -> None:
         nonlocal is_ending
@@ -144,9 +164,9 @@ def _keep(root: Path, listener: socket.socket, mount: FuseMount, left_over: tupl
             return 0
         server = os.fork()
         if server == 0:
-            _become_server(partial(_serve, root, listener, mount, left_over, is_first=is_first))
+            become_server(is_first)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        _, status = os.waitpid(server, 0)
+        status = _ended(server, dying)
         server = 0
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
             return 0
@@ -157,8 +177,31 @@ def _keep(root: Path, listener: socket.socket, mount: FuseMount, left_over: tupl
     return 0 if is_ending else 1
 
 
-def _become_server(serve: Callable[[], None]) -> None:
-    """Run `serve` in this forked process, which never returns from here."""
+def _ended(server: int, dying: list[int]) -> int:
+    """Wait until a server has ended, or cannot although it was killed; return its wait status.
+
+    Args:
+        server: its process id.
+        dying: those of servers that could not end, as this one then; they are let go when they have.
+    """
+    process = os.pidfd_open(server)
+    try:
+        while not select.select([process], [], [], _LOOK_S)[0]:
+            for pid in list(dying):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    dying.remove(pid)
+            if is_dying(server) and not select.select([process], [], [], _DYING_S)[0]:
+                dying.append(server)
+                return exit_status(server)
+    finally:
+        os.close(process)
+    return os.waitpid(server, 0)[1]
+
+
+def _become_server(
+    root: Path, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...], lock_fd: int, is_first: bool
+) -> None:
+    """Serve in this forked process, which never returns from here."""
     status = 1
     try:
         # At once, while there is nothing to record: an exception that comes anywhere may be waited for by a thread.
@@ -167,8 +210,9 @@ def _become_server(serve: Callable[[], None]) -> None:
         syscalls.libc_call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() == 1:
             return  # The keeper died before we could say that we want to die with it.
+        os.close(lock_fd)  # It says that a keeper lives, which must not wait for our end.
         _bear_out_of_memory("0")
-        serve()
+        _serve(root, listener, mount, left_over, is_first=is_first)
     except SystemExit:
         status = 0
     except Exception:  # noqa: BLE001 - the last frame of a process: what it was goes to the log, and the keeper goes on.
@@ -221,7 +265,7 @@ def _origins_of_mounted(server: LayerServer, mounts: LazyMounts, store_url: str)
 
 
 def _server(root: Path, options: DaemonOptions, mount: FuseMount) -> LayerServer:
-    cache = LayerCache(root / "cache", limit_bytes=options.cache_limit_bytes)
+    cache = LayerCache(root / "cache", limit_bytes=options.cache_limit_bytes, as_guest=True)
     events = EventFile(root / "events.jsonl")
     behaviour = LayerServerOptions(on_event=events.add, touches=Touches(root / "touches"), prefetch=options.prefetch)
     neighbours = None if options.peers is None else partial(open_peer_side, root, options.peers, events.add)
@@ -279,8 +323,7 @@ class _Door:
             return self._brought(request)
         if isinstance(request, Restart):
             self._server.flush()
-            with self._mounts.at_rest():
-                os._exit(_RESTART_STATUS)
+            os._exit(_RESTART_STATUS)
         if isinstance(request, Unmount):
             return Answer(done=self._mounts.unmount(request.manifest))
         if isinstance(request, Verify):

@@ -8,10 +8,14 @@ A mount is EROFS on a read-only loop device. What the device reads is exchanged 
 
 The kernel's table says which device belongs to which layer; nothing of it is written down by us.
 
-Mounting reads the device, and so asks the server. No thread of the server's own may wait for that in the kernel: were
-the server killed meanwhile, its process could not end before the read is answered, and who would answer it, the next
-server, waits for that end. So a process apart mounts (mount(8)). It holds a lock for as long as it lives, in which the
-next server waits for it, already answering reads.
+Killed servers. Mounting, unmounting, an exchange or an eviction may wait, in the kernel and where no signal is heard,
+for a read of the device, and so for an answer of the server itself. Were it killed meanwhile, its process could not end
+before that read is answered. So the next server answers reads at once, as a guest of the cache (`LayerCache`), which
+lets the dying one end, and only then exchanges anything and takes requests: `adopt`. Nothing of the dying one runs any
+more at that time, neither a program nor a call.
+
+A process apart mounts (mount(8)), since mounting reads most, and waits for sources. It holds a lock for as long as it
+lives, in which the next server waits for it.
 """
 
 from __future__ import annotations
@@ -99,14 +103,6 @@ class LazyMounts:
             return target
 
     @contextlib.contextmanager
-    def at_rest(self) -> Iterator[None]:
-        """Keep anything from being mounted, unmounted or exchanged for the duration of the block, which may end the
-        process: a device that waits for this server's answers while it is exchanged would keep it from ending.
-        """
-        with self._lock:
-            yield
-
-    @contextlib.contextmanager
     def _mounting(self) -> Iterator[int]:
         """Wait until nobody mounts any more whom a former server began, and yield the lock for who mounts now."""
         lock = os.open(self._root.parent / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -131,35 +127,45 @@ class LazyMounts:
     ) -> tuple[str, ...]:
         """Serve the layers that a former server mounted and return their manifests' names. Called once, at the start.
 
-        A layer whose manifest cannot be had stays mounted and fails its reads, since sandboxes use it; it is left out.
+        Reads are answered at once; then this waits until the former server has ended, whose last call may be one that
+        waits for such a read, and adopts what that left. A layer whose manifest cannot be had stays mounted and fails
+        its reads, since sandboxes use it; it is left out.
 
         Args:
             manifest_of: returns a manifest by its name, or raises `DsecError`.
             serve: starts or resumes the server, between showing the layers and letting devices read them.
         """
-        adopted: dict[str, Path] = {}
         with self._lock:
-            devices = self._devices()
-            for manifest_id in devices:
-                try:
-                    manifest = manifest_of(manifest_id)
-                except DsecError:
-                    continue
-                shown = self._shown(manifest)
-                layer = self._server.layer(manifest_id)
-                adopted[manifest_id] = layer.path if layer.is_complete else shown
+            # No source is asked before reads are answered: it may hang, and what is here can be read without it.
+            before = self._show_mounted(self._server.cache.manifest)
             serve()
-            for manifest_id, file in adopted.items():
-                # Not where it reads the right file already: exchanging it would wait for what nobody answers yet.
-                if loop.backing_path(devices[manifest_id]) != str(file):
-                    loop.change_file(devices[manifest_id], file)
-        return tuple(adopted)
+            self._server.take_cache()
+            shown = self._show_mounted(manifest_of)
+            for manifest_id in before - shown:
+                self._server.hide(manifest_id)  # Unmounting it was the last thing that the former server did.
+            devices = self._devices()
+            for manifest_id in shown & devices.keys():
+                layer = self._server.layer(manifest_id)
+                file = layer.path if layer.is_complete else self._server.mount.target / manifest_id
+                self._exchange(devices[manifest_id], file)
+                self._server.bring_metadata_soon(manifest_id)
+        return tuple(shown)
 
-    def _shown(self, manifest: LayerManifest) -> Path:
-        """Show a layer, with or without its metadata, which was here once and may have been lost."""
-        with contextlib.suppress(DsecError):
-            return self._server.show(manifest)
-        return self._server.mount.target / manifest.id
+    def _show_mounted(self, manifest_of: Callable[[str], LayerManifest | None]) -> set[str]:
+        """Show the layers that are mounted, without their metadata, which was here once and may have been lost; return
+        those that are shown."""
+        devices = self._devices()
+        for manifest_id in devices:
+            with contextlib.suppress(DsecError):
+                manifest = None if self._server.shows(manifest_id) else manifest_of(manifest_id)
+                if manifest is not None:
+                    self._server.show_as_it_is(manifest)
+        return {manifest_id for manifest_id in devices if self._server.shows(manifest_id)}
+
+    def _exchange(self, device: str, file: Path) -> None:
+        """Have a device read a file; one that does already does not wait for the reads that are under way."""
+        if loop.backing_path(device) != str(file):
+            loop.change_file(device, file)
 
     def unmount(self, manifest_id: str) -> bool:
         """Unmount a layer; return False when something of it is used: by a process, or through another mount of it, as
@@ -204,7 +210,7 @@ class LazyMounts:
             with self._lock:
                 # The kernel may read the local file itself, where it would go on finding what was just forgotten.
                 self._server.reopen(manifest_id)
-                loop.change_file(device, self._server.mount.target / manifest_id)
+                self._exchange(device, self._server.mount.target / manifest_id)
         return checked, bad
 
     def evict(self, manifest_id: str, bad: Sequence[int]) -> tuple[str, ...]:
@@ -246,7 +252,7 @@ class LazyMounts:
         with self._lock:
             device = self._devices().get(manifest_id)
             if device is not None:
-                loop.change_file(device, self._server.layer(manifest_id).path)
+                self._exchange(device, self._server.layer(manifest_id).path)
 
 
 def _mount(device: str, target: Path, layer: str, lock: int) -> None:

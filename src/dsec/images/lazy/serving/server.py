@@ -131,9 +131,17 @@ class LayerServer:
         """Serve on in place of a server of the same mount that was killed, in place of `start`: every layer that it
         showed must be shown already. What it was asked and did not answer, this one answers.
         """
-        self._session.resume(self._layers)
+        self._session.resume()
         self._flusher.start()
         self._open_origin()
+
+    def take_cache(self) -> bool:
+        """Wait until a predecessor that had the cache has ended, answering reads meanwhile; return whether there was
+        one. What comes in between is not kept."""
+        if not self.cache.take():
+            return False
+        self._session.ask_again()
+        return True
 
     def _open_origin(self) -> None:
         """Open the origin that most layers have while nobody waits for it: a client of S3 takes some 50 ms to load."""
@@ -166,14 +174,32 @@ class LayerServer:
         Raises:
             DsecError: the metadata cannot be had. It is shown all the same: reads of it try again.
         """
+        layer = self.show_as_it_is(manifest)
+        layer.keep_origins(origins)
+        self._portal.call(self._bring_metadata, layer)
+        return self.mount.target / manifest.id
+
+    def show_as_it_is(self, manifest: LayerManifest) -> CachedLayer:
+        """Show a layer without asking any source, and return it. Holds it until `hide`. Idempotent.
+
+        Raises:
+            StateLockedError: the cache is not ours yet (`take_cache`) and has not begun it; it is not shown.
+        """
         with self._lock:
             layer = self._layers.get(manifest.id)
             if layer is None:
-                self._touched[manifest.id] = self._touches.of(manifest)
                 layer = self._layers[manifest.id] = self.cache.hold(manifest)
-            layer.keep_origins(origins)
-        self._portal.call(self._bring_metadata, layer)
-        return self.mount.target / manifest.id
+                self._touched[manifest.id] = self._touches.of(manifest)
+                self._session.know(manifest.id)
+        return layer
+
+    def bring_metadata_soon(self, manifest_id: str) -> None:
+        """Fetch the metadata of a layer that is shown, should it be missing, while nobody waits for it."""
+        self._portal.start_task_soon(self._try_metadata, self._layers[manifest_id])
+
+    async def _try_metadata(self, layer: CachedLayer) -> None:
+        with contextlib.suppress(DsecError):  # Reads try again, each for what it needs.
+            await self._bring_metadata(layer)
 
     async def _bring_metadata(self, layer: CachedLayer) -> None:
         try:
