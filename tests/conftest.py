@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import tempfile
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from functools import wraps
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from dsec.linux.swap import swap_table
+from dsec.testing.leftovers import Session
 
 pytest_plugins = ["dsec.testing.servers"]
 
@@ -19,6 +21,7 @@ pytest_plugins = ["dsec.testing.servers"]
 settings.register_profile("dsec", deadline=None)
 settings.load_profile("dsec")
 
+SESSION = pytest.StashKey[Session]()
 ASYNC_LIMIT_S = 240.0
 """Less than pytest's own timeout: that one cannot interrupt a fixture's end, so that a test has to end before it."""
 
@@ -26,6 +29,36 @@ ASYNC_LIMIT_S = 240.0
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the session of a process that runs tests: of each worker, or the only one."""
+    if not config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        # Pytest's own directories stay where people look for them.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        config.stash[SESSION] = Session.begin()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Note whose nodes the test had, while it has its directories."""
+    if isinstance(item, pytest.Function) and item.get_closest_marker("root"):
+        item.config.stash[SESSION].note_nodes(item.funcargs.values())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SESSION in config.stash:
+        config.stash[SESSION].end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_stays_on_the_host(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail when tests left something on the host."""
+    session = pytestconfig.stash[SESSION]
+    session.others.append(tmp_path_factory.getbasetemp())
+    yield
+    left = session.wait_nothing_left()
+    assert not left, "tests of this process left behind:\n" + "\n".join(left)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ def user() -> Iterator[OrdinaryUser]:
     if reason := reason_to_skip():
         pytest.skip(reason)
     try:
-        manager = throwaway_user(f"dsec-{os.getpid() % 1_000_000}")
+        manager = throwaway_user()
         user = manager.__enter__()
     except RuntimeError as error:
         pytest.skip(str(error))

@@ -26,8 +26,9 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 def test_it_is_put_into_memory_once_and_taken_away(directory: Path) -> None:
     for _ in range(2):
-        open_run_directory(directory, in_memory=True)
-    assert [(entry.target, entry.kind) for entry in mounts.mounts_under(directory)] == [(str(directory), "tmpfs")]
+        open_run_directory(directory, in_memory=True, owner="/var/lib/some state")
+    (entry,) = mounts.mounts_under(directory)
+    assert (entry.target, entry.kind, entry.source) == (str(directory), "tmpfs", "/var/lib/some state")
     assert directory.stat().st_mode & 0o777 == 0o711
     close_run_directory(directory)
     assert not directory.exists()

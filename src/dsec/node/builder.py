@@ -114,7 +114,8 @@ def daemon_options(settings: NodeSettings, store_url: str, peers: PeerSettings |
 
 def _runtime(settings: NodeSettings, name: str, state_dir: Path) -> Runtime:
     if is_host_root():
-        return ContainerRuntime(ContainerRuntimeSettings(node_id=name, runtime=settings.runtime))
+        owner = str(state_dir.absolute())
+        return ContainerRuntime(ContainerRuntimeSettings(node_id=name, runtime=settings.runtime, owner=owner))
     run = namespace.run_directory(state_dir)
     user = OrdinaryUser(group=delegated_group(state_dir, run))
     return ContainerRuntime(

@@ -23,6 +23,7 @@ from dsec.linux.subids import subordinate_range
 _PROGRAMS = ("useradd", "userdel", "usermod", "newuidmap", "newgidmap", "nsenter", "crun")
 _WHERE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _COMMAND_LIMIT_S = 280.0
+_TEMPORARY = "tmp"
 
 
 def reason_to_skip() -> str:
@@ -114,15 +115,24 @@ class OrdinaryUser:
                 os.kill(pid, signal.SIGKILL)
 
 
+def user_name() -> str:
+    """Return what a user of this process's is called."""
+    return f"dsec-{os.getpid() % 1_000_000}"
+
+
 @contextmanager
-def throwaway_user(name: str) -> Iterator[OrdinaryUser]:
+def throwaway_user() -> Iterator[OrdinaryUser]:
     """Make a user with subordinate ids; remove it, its files and its processes at the end.
 
     Raises:
         RuntimeError: no interpreter of this host is reachable for ordinary users, or a program failed.
     """
+    name = user_name()
     _do("useradd", "--create-home", "--shell", "/bin/bash", name)
     entry = pwd.getpwnam(name)
+    # What is put there goes with the user: podman leaves directories of users in /tmp.
+    (Path(entry.pw_dir) / _TEMPORARY).mkdir(mode=0o700)
+    os.chown(Path(entry.pw_dir) / _TEMPORARY, entry.pw_uid, entry.pw_gid)
     user = OrdinaryUser(name, entry.pw_uid, entry.pw_gid, Path(entry.pw_dir), *_interpreter(entry))
     try:
         if subordinate_range(Path("/etc/subuid"), name, entry.pw_uid) is None:
@@ -141,6 +151,7 @@ def _interpreter(entry: pwd.struct_passwd) -> tuple[str, dict[str, str]]:
         "HOME": entry.pw_dir,
         "USER": entry.pw_name,
         "LANG": "C.UTF-8",
+        "TMPDIR": str(Path(entry.pw_dir) / _TEMPORARY),
         "PYTHONPATH": ":".join(roots),
         "PYTHONDONTWRITEBYTECODE": "1",
     }

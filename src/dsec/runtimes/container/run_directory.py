@@ -17,13 +17,20 @@ _OPTIONS = "mode=711,size=25%"
 """An instance takes about 50 KiB; the share is a bound, not a reservation."""
 
 
-def open_run_directory(directory: Path, *, in_memory: bool) -> None:
-    """Make the directory; with `in_memory`, see that it is, unless something is in it already or the host refuses."""
+def open_run_directory(directory: Path, *, in_memory: bool, owner: str = "") -> None:
+    """Make the directory; with `in_memory`, see that it is, unless something is in it already or the host refuses.
+
+    Args:
+        directory: the directory.
+        in_memory: whether it is to be in memory.
+        owner: whose it is, as the table of mounts (``findmnt -t tmpfs``) shall say.
+    """
     directory.mkdir(parents=True, exist_ok=True, mode=0o711)
     if not in_memory or _is_in_memory(directory) or os.listdir(directory):
         return
     try:
-        mounts.mount("tmpfs", directory, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC, _OPTIONS)
+        flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+        mounts.mount(owner or "tmpfs", directory, "tmpfs", flags, _OPTIONS)
     except OSError:
         return  # On the disk it is slower, and as good.
 

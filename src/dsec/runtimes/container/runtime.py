@@ -71,6 +71,7 @@ class ContainerRuntimeSettings:
         node_id: names the node's control groups, ``dsec/<node id>``, and its run directory.
         run_directory: for bundles and runtime state. Everybody must be able to pass through it and its parents, because
             the OCI runtime sets the root up with the sandbox's host ids; None is ``/run/dsec/<node id>``.
+        owner: by which the host's table of mounts names the run directory's file system: where the node's state is.
         runtime: name or path of the OCI runtime.
         launches_at_once: OCI runtimes that start instances side by side; more only queue for the processor.
         file_threads: threads that read and write files of sandboxes from outside.
@@ -79,6 +80,7 @@ class ContainerRuntimeSettings:
 
     node_id: str
     run_directory: Path | None = None
+    owner: str = ""
     runtime: str = "crun"
     launches_at_once: int = 2 * (os.cpu_count() or 1)
     file_threads: int = 16
@@ -112,7 +114,8 @@ class ContainerRuntime:
         self._open_files = _allow_open_files(OPEN_FILES)
         cgroups = self._groups()
         cgroups.open()
-        open_run_directory(self._run_directory, in_memory=self._settings.ordinary_user is None)
+        in_memory = self._settings.ordinary_user is None
+        open_run_directory(self._run_directory, in_memory=in_memory, owner=self._settings.owner)
         self._filter = specialise(load_profile(), platform.machine(), CAPABILITIES)
         ordinary = self._settings.ordinary_user is not None
         self._open = _OpenHost(
