@@ -231,8 +231,12 @@ def test_damaged_files_of_a_layer_are_not_believed(open_cache: OpenCache, name: 
 
 
 @pytest.mark.root
-def test_a_full_disk_keeps_nothing_and_harms_nothing(tmp_path: Path) -> None:
-    mounts.mount("tmpfs", tmp_path, "tmpfs", options="size=6m")
+@pytest.mark.parametrize(("size", "reserved"), [("6m", 0.0), ("8600k", 0.05)], ids=["full", "full but for a reserve"])
+def test_a_full_disk_keeps_nothing_and_harms_nothing(
+    tmp_path: Path, size: str, reserved: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsec.images.lazy.caching.cache._RESERVE_SHARE", reserved)
+    mounts.mount("tmpfs", tmp_path, "tmpfs", options=f"size={size}")
     try:
         manifest, contents, _ = make_layer(1, 2, 3)
         cache = LayerCache(tmp_path / "cache")

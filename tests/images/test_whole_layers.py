@@ -309,9 +309,17 @@ def test_a_pull_that_was_killed_goes_on_with_what_it_had(
 
 
 @pytest.mark.parametrize("has_daemon", [True, False])
+@pytest.mark.parametrize("is_seen_before", [True, False])
 def test_a_full_disk_is_said_and_nothing_is_left(
-    open_host: OpenHost, published: Published, tmp_path: Path, has_daemon: bool
+    open_host: OpenHost,
+    published: Published,
+    tmp_path: Path,
+    has_daemon: bool,
+    is_seen_before: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not is_seen_before:  # It becomes full meanwhile.
+        monkeypatch.setattr("dsec.images.lazy.caching.whole._check_room", lambda images, manifest: None)
     (tmp_path / "here").mkdir()
     mounts.mount("tmpfs", tmp_path / "here", "tmpfs", options="size=10m")
     try:
@@ -323,6 +331,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(
         caches = [host.store.root / "lazy/cache", host.store.root / "pulls"]
         left += [path for cache in caches if cache.exists() for path in cache.iterdir() if path.is_dir()]
         assert left == []
+        assert [cache for cache in caches if cache.exists()] == [] or not is_seen_before
         end_daemon(host.daemon.root)
     finally:
         mounts.unmount(tmp_path / "here", detach=True)

@@ -3,7 +3,7 @@
 - A layer that somebody *holds* (it is mounted) keeps everything. Of the others, the longest unused go first, whole: a
   layer of which half was taken away would be fetched again for its metadata alone.
 - The bound is one on content bytes. When what is held reaches it, further chunks are not kept: whoever asked has them
-  in memory and serves them from there. So does a full disk.
+  in memory and serves them from there. So does a disk that is full but for a reserve.
 - A chunk that another layer of the cache has is taken from there, verified: images are much alike, and nothing is
   fetched twice. On disk it is there twice.
 - One process has the cache; it holds the lock. A *guest* may read it meanwhile, and waits for its turn (`take`): who
@@ -37,6 +37,9 @@ DEFAULT_LIMIT_BYTES = 64 * GIB
 """Some ten whole images of the size that agents use, or a hundred that are touched as they are."""
 _VERSION = 1
 _DOOMED = ".doomed-"
+_RESERVE_BYTES, _RESERVE_SHARE = GIB, 0.05
+"""What is left free of the disk, the lesser of the two: a guest decides what is read of an image, and must not take the
+room in which others write by it."""
 _LOCK = "lock"
 _PLACES_OF_A_CHUNK = 4
 """Places of one layer that are remembered for a chunk: one that consists of zeros, or of lies, has it everywhere, and
@@ -317,6 +320,8 @@ class LayerCache:
         if not self._is_ours:
             return False
         excess = self._content_bytes() + wanted_bytes - self._limit_bytes
+        if wanted_bytes:
+            excess = max(excess, wanted_bytes - _room_bytes(self._root))
         if excess <= 0:
             return True
         free = [layer for name, layer in self._layers.items() if name not in self._holds]
@@ -363,6 +368,13 @@ def _in_use(root: Path) -> StateLockedError:
     return StateLockedError(
         f"the layer cache {root} is in use", resolution="one process serves it; wait until that one has ended"
     )
+
+
+def _room_bytes(root: Path) -> int:
+    """Return how many bytes may be written to a disk; fewer than none where what is to be left free is not."""
+    disk = os.statvfs(root)
+    reserve_bytes = min(_RESERVE_BYTES, int(_RESERVE_SHARE * disk.f_blocks * disk.f_frsize))
+    return disk.f_bavail * disk.f_frsize - reserve_bytes
 
 
 def check_version(root: Path) -> None:

@@ -72,6 +72,8 @@ async def fetch_whole(
     if record.format is LayerFormat.LAZY and record.manifest != manifest.id:
         # It was pulled before as it had been cut then. What is cached of it is cut so, too, and it is the same layer.
         manifest, origins = decode(file.read_bytes(), str(file), expected=record.manifest), record.origins
+    if record.format is LayerFormat.LAZY:
+        await anyio.to_thread.run_sync(_check_room, images, manifest)
     while record.format is LayerFormat.LAZY:
         brought = await anyio.to_thread.run_sync(
             lambda: images.lazy.bring(manifest.id, origins=origins, file=file, within_s=_ROUND_S)
@@ -86,6 +88,13 @@ async def fetch_whole(
     progress(manifest.size_bytes, manifest.size_bytes)
     if isinstance(images.lazy, LayerDaemon):
         await anyio.to_thread.run_sync(_seed, images, manifest, images.lazy)
+
+
+def _check_room(images: LocalImageStore, manifest: LayerManifest) -> None:
+    """Refuse a layer that will not fit, before a disk is filled with it: some kilobytes may stand for a tebibyte."""
+    disk = os.statvfs(images.root)
+    if manifest.size_bytes - images.here_bytes(manifest.layer) > disk.f_bavail * disk.f_frsize:
+        raise no_room(manifest)
 
 
 def _seed(images: LocalImageStore, manifest: LayerManifest, daemon: LayerDaemon) -> None:
