@@ -175,6 +175,7 @@ def test_owner_mode_time_and_capability_are_kept(tmp_path: Path) -> None:
     "limits",
     [
         ArchiveLimits(entries=2),
+        ArchiveLimits(names_bytes=5),
         ArchiveLimits(total_bytes=2),
         ArchiveLimits(path_bytes=3),
         ArchiveLimits(depth=1),
@@ -216,6 +217,14 @@ def test_no_sequence_of_entries_reaches_outside(tmp_path_factory: pytest.TempPat
 
 def _fingerprint(path: Path) -> list[tuple[str, int, int]]:
     return [(entry.name, entry.stat().st_nlink, entry.stat().st_mtime_ns) for entry in os.scandir(path)]
+
+
+def test_warnings_stay_few_and_short_whatever_an_archive_calls_its_attributes(tmp_path: Path) -> None:
+    entries = (file(b"%d" % number, xattrs={b"evil.%d" % number + b"x" * 10_000: b""}) for number in range(200))
+    warnings = write(tmp_path / "root", *entries).warnings
+    assert len(warnings) == 101
+    assert "100 x further things left out or changed" in warnings
+    assert max(map(len, warnings)) < 200
 
 
 def test_open_descriptors_are_closed_after_an_error(tmp_path: Path) -> None:

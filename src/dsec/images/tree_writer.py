@@ -40,6 +40,8 @@ MAX_NAME_BYTES = 254
 _XATTR_BYTES = 3 * KIB
 """Attributes of this length fit wherever attributes do."""
 _HOLE_BYTES = 64 * KIB
+_TOLD_KINDS, _TOLD_NAME = 100, 80
+"""Kinds of warnings, and characters of what an archive calls something in one: it may call each of millions anew."""
 _ZEROS = bytes(1 << 20)
 
 
@@ -52,6 +54,7 @@ class ArchiveLimits:
             and below what fills the disk of a host.
         entries: files, directories, links.
         path_bytes: one path. Below PATH_MAX (4096) by what the programs that read the tree put before it.
+        names_bytes: all paths together: those of directories stand in memory, which an archive must not fill.
         depth: directories on the way to an entry.
         xattr_bytes: attributes of one entry.
     """
@@ -59,6 +62,7 @@ class ArchiveLimits:
     total_bytes: int = 32 * GIB
     entries: int = 4_000_000
     path_bytes: int = 3_840
+    names_bytes: int = GIB
     depth: int = MAX_DEPTH - 1
     xattr_bytes: int = 64 * KIB
 
@@ -98,6 +102,7 @@ class TreeWriter:
         self._parent_fd = -1
         self._bytes = 0
         self._entries = 0
+        self._names_bytes = 0
         self._left_out: Counter[str] = Counter()
         self._missing: set[bytes] = set()
         """Paths of nodes that were left out: so are further names of them."""
@@ -192,6 +197,9 @@ class TreeWriter:
 
     def _count(self, path: bytes) -> None:
         self._entries += 1
+        self._names_bytes += len(path)
+        if self._names_bytes > self._limits.names_bytes:
+            raise _unsafe(path, f"the archive's paths have more than {self._limits.names_bytes} bytes together")
         if self._entries > self._limits.entries:
             raise _unsafe(path, f"the archive has more than {self._limits.entries} entries")
 
@@ -204,7 +212,7 @@ class TreeWriter:
                 self._directories[b""] = self._directory(entry)
             return
         if max(entry.uid, entry.gid) >= _SANDBOX_IDS:
-            self._left_out[f"owners above {_SANDBOX_IDS - 1}, which sandboxes show as nobody"] += 1
+            self._warn(f"owners above {_SANDBOX_IDS - 1}, which sandboxes show as nobody")
         parent = self._open_parent(path, entry.path)
         name = path.rpartition(b"/")[2]
         if entry.kind is EntryKind.DIRECTORY:
@@ -221,8 +229,13 @@ class TreeWriter:
         else:
             self._make_special(parent, name, path, entry)
 
+    def _warn(self, what: str) -> None:
+        if what not in self._left_out and len(self._left_out) >= _TOLD_KINDS:
+            what = "further things left out or changed"
+        self._left_out[what] += 1
+
     def _leave_out(self, path: bytes, why: str) -> None:
-        self._left_out[why] += 1
+        self._warn(why)
         self._missing.add(path)
 
     def _make_directory(self, parent: int, name: bytes, path: bytes, entry: Entry) -> None:
@@ -342,7 +355,7 @@ class TreeWriter:
         if self._privileged:
             os.fchown(fd, uid, gid)
         elif (uid, gid) != (0, 0):
-            self._left_out["owners left out, since setting them needs root"] += 1
+            self._warn("owners left out, since setting them needs root")
 
     def _kept_xattrs(self, entry: Entry) -> Iterable[tuple[bytes, bytes]]:
         """Leave out attributes that mean something to the host: an archive must not steer overlayfs or SELinux."""
@@ -350,7 +363,7 @@ class TreeWriter:
             if self._keep_devices or name == b"security.capability" or _is_free(name):
                 yield name, value
             else:
-                self._left_out[f"attributes {name.decode(errors='replace')} left out"] += 1
+                self._warn(f"attributes {_told(name)} left out")
 
     def _set_xattr(self, where: int | bytes, name: bytes, value: bytes) -> None:
         try:
@@ -366,7 +379,7 @@ class TreeWriter:
                 ) from error
             if error.errno not in (errno.EPERM, errno.ENOTSUP):
                 raise
-            self._left_out[f"attributes {name.decode(errors='replace')} refused by the host"] += 1
+            self._warn(f"attributes {_told(name)} refused by the host")
 
     def _translate(self, error: OSError, entry: Entry) -> Exception:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -410,6 +423,10 @@ _KINDS = {
 def _is_free(xattr: bytes) -> bool:
     """Whether an attribute means nothing to the host; an ordinary user's overlays read some of the user's own."""
     return xattr.startswith(b"user.") and not xattr.startswith(b"user.overlay.")
+
+
+def _told(xattr: bytes) -> str:
+    return xattr[:_TOLD_NAME].decode(errors="replace")
 
 
 def _show(path: bytes) -> str:
