@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ import pytest
 
 from dsec.images import erofs
 from dsec.images.lazy.publication.conversion import LayerFile, publish
-from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
 from dsec.images.lazy.serving.daemon_options import DaemonOptions, write_options
 from dsec.linux import mounts
 from dsec.stores.objects_folder import FolderObjectStore
@@ -27,6 +28,7 @@ from dsec.testing.ended_layers import layers_ended
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
+_ROUNDS = int(os.environ.get("DSEC_KILL_ROUNDS", "8"))
 _FILES = 4
 _SOON_S = 15.0
 """Far below the two minutes after which the kernel gives a server up, and long for a busy host."""
@@ -79,24 +81,38 @@ class _Held:
         return Path(f"/sys/block/{device.removeprefix('/dev/')}/loop/backing_file").read_text().strip()
 
 
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[_Held]:
-    chance = random.Random(3)
+@dataclass(frozen=True)
+class _Published:
+    """A layer in a folder."""
+
+    url: str
+    manifest: str
+    contents: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> _Published:
+    root, chance = tmp_path_factory.mktemp("published"), random.Random(3)
     contents = {f"large-{number}": chance.randbytes(3 << 20) for number in range(_FILES)}
-    (tmp_path / "tree").mkdir()
+    (root / "tree").mkdir()
     for name, content in contents.items():
-        (tmp_path / "tree" / name).write_bytes(content)
-    erofs.make(tmp_path / "tree", tmp_path / "layer.erofs")
-    store = FolderObjectStore(tmp_path / "store")
-    manifest = anyio.run(publish, LayerFile(tmp_path / "layer.erofs", "sha256:" + "ab" * 32, 5), store).manifest
-    root, options = tmp_path / "lazy", DaemonOptions(store_url=store.url)
+        (root / "tree" / name).write_bytes(content)
+    erofs.make(root / "tree", root / "layer.erofs")
+    store = FolderObjectStore(root / "store")
+    file = LayerFile(root / "layer.erofs", "sha256:" + "ab" * 32, _FILES + 1)
+    return _Published(store.url, anyio.run(publish, file, store).manifest, contents)
+
+
+@pytest.fixture
+def held(tmp_path: Path, published: _Published) -> Iterator[_Held]:
+    root, options = tmp_path / "lazy", DaemonOptions(store_url=published.url)
     root.mkdir(mode=0o700)
     write_options(root, options)
     with layers_ended(root), ThreadPoolExecutor(3) as pool:
         with (tmp_path / "log").open("wb") as log:
             subprocess.run([sys.executable, "-c", _DAEMON, str(root)], check=True, stdout=log, stderr=log)
-        held = _Held(LayerDaemon(root, options), manifest, store.url, contents, pool)
-        held.daemon.mount(manifest)
+        held = _Held(LayerDaemon(root, options), published.manifest, published.url, published.contents, pool)
+        held.daemon.mount(held.manifest)
         try:
             yield held
         finally:
@@ -203,3 +219,73 @@ def test_when_both_are_killed_in_an_exchange_the_next_keeper_does_not_wait_eithe
         assert error.errno == errno.EIO, "that much is lost with both"
     for name, content in held.contents.items():
         assert (held.target / name).read_bytes() == content
+
+
+class _Round:
+    """Programs read a layer, from the disk each time, while it becomes whole, which it was never before."""
+
+    def __init__(self, daemon: LayerDaemon, published: _Published, draw: random.Random) -> None:
+        self._daemon = daemon
+        self._published = published
+        self._draw = draw
+        self._ended = threading.Event()
+        self._pool = ThreadPoolExecutor(3)
+        self.errors: list[OSError] = []
+        root = daemon.mount(published.manifest)
+        orders = [draw.choices(sorted(published.contents), k=1000) for _ in range(2)]
+        self._readers = [self._pool.submit(self._read, root, order) for order in orders]
+        file = Path("/nonexistent")
+        self.bringing = self._pool.submit(
+            lambda: daemon.bring(published.manifest, origins=[published.url], file=file, within_s=_SOON_S)
+        )
+
+    def _read(self, root: Path, order: list[str]) -> None:
+        for name in order:
+            if self._ended.is_set():
+                return
+            _dropped(root / name)
+            try:
+                content = (root / name).read_bytes()
+            except OSError as error:
+                self.errors.append(error)
+            else:
+                assert content == self._published.contents[name]
+
+    def end(self) -> None:
+        self.bringing.result(_SOON_S)
+        self._ended.set()
+        for reader in self._readers:
+            reader.result(_SOON_S)
+        self._pool.shutdown()
+        assert self._daemon.unmount(self._published.manifest)
+        self._daemon.prune([])
+
+
+def _killed_after(seconds: float, daemon: LayerDaemon, *, has_both: bool) -> None:
+    status = daemon.status()
+    time.sleep(seconds)
+    _kill(*([status.keeper_pid] if has_both else []), status.pid)
+    _wait_for(lambda: not Path(f"/proc/{status.pid}/task").exists())
+    assert daemon.status().pid != status.pid
+
+
+def test_whenever_a_server_is_killed_another_follows_at_once_and_no_byte_is_wrong(
+    tmp_path: Path, published: _Published
+) -> None:
+    seed = os.environ.get("DSEC_KILL_SEED") or str(random.randrange(10**6))
+    draw = random.Random(seed)
+    root = tmp_path / "lazy"
+    with layers_ended(root):
+        sys.stderr.write(f"seed {seed}\n")
+        daemon = LayerDaemon(root, DaemonOptions(store_url=published.url))
+        began_s = time.monotonic()
+        _Round(daemon, published, draw).end()
+        lasts_s = time.monotonic() - began_s
+        for number in range(_ROUNDS):
+            if number % 4 == 0:
+                end_daemon(root)  # A keeper whose servers are killed again and again gives up.
+            living = _Round(daemon, published, draw)
+            has_both = draw.random() < 0.3
+            _killed_after(draw.random() * lasts_s, daemon, has_both=has_both)
+            living.end()
+            assert has_both or not living.errors, f"seed {seed}, round {number}"
