@@ -21,6 +21,7 @@ from dsec.images.lazy.tracing.traces import (
     TraceShelf,
     command_of,
     file_of,
+    in_common,
     merged,
     window,
 )
@@ -151,3 +152,12 @@ def test_a_trace_that_contradicts_itself_is_refused(change: dict[str, object]) -
 def test_what_is_no_trace_is_refused_in_words(data: bytes) -> None:
     with pytest.raises(StateCorruptedError):
         traces.decode(data, "somebody")
+
+
+def test_what_traces_have_in_common_are_the_reads_of_chunks_that_all_of_them_read() -> None:
+    first = _trace((0, 0, 8, 0), (0, _CHUNK_BLOCKS, 8, 1), (1, 2 * _CHUNK_BLOCKS - 4, 8, 2), (1, 0, 1, 3))
+    second = _trace((0, 40, 1, 0), (1, 9, 1, 0), (1, _CHUNK_BLOCKS, 1, 1), command="git")
+    assert in_common(first, [first, second]).reads == (first.reads[0], first.reads[3])
+    assert in_common(first, [first]) == first
+    elsewhere = msgspec.structs.replace(second, layers=(second.layers[1], second.layers[0]))
+    assert [read[:2] for read in in_common(first, [elsewhere]).reads] == [(0, 0), (0, _CHUNK_BLOCKS), (1, 0)]

@@ -16,6 +16,7 @@ from dsec.distribution.prefetch import PrefetchProgress
 from dsec.model.prefetch import PrefetchHint, PrefetchStep
 from dsec.model.process import CommandRequest, SessionCommand, SessionRequest
 from dsec.model.sandbox import SandboxSpec
+from dsec.node import prefetch
 from dsec.node.node import Node
 from dsec.testing.memory_node import MemoryHost
 
@@ -32,8 +33,8 @@ class Recorded:
     def programs(self, images: Sequence[str]) -> frozenset[str] | None:
         return self._programs
 
-    def begin(self, owner: str, steps: Sequence[PrefetchStep]) -> PrefetchProgress:
-        self.told.append((owner, *(step.command for step in steps)))
+    def begin(self, owner: str, steps: Sequence[PrefetchStep], *, is_guess: bool = False) -> PrefetchProgress:
+        self.told.append((owner, *(["guess"] if is_guess else []), *(step.command for step in steps)))
         return PrefetchProgress(wanted=len(steps))
 
     def stop(self, owner: str) -> None:
@@ -59,11 +60,14 @@ async def _wait_told(recorded: Recorded, *told: str) -> None:
             await anyio.sleep(0.002)
 
 
-async def test_a_sandbox_has_its_image_s_first_use_brought_then_its_commands_and_nothing_after_its_end() -> None:
+async def test_a_sandbox_has_its_image_s_first_use_brought_then_its_commands_and_nothing_after_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "GUESSED_AFTER_S", 3600.0)
     recorded = Recorded("", "pytest", "make")
     async with _node(recorded) as node:
         box = (await node.create(SandboxSpec())).sandbox_id
-        await _wait_told(recorded, box, "")
+        await _wait_told(recorded, box, "guess", "")
         for script in ("pytest -q", "pytest tests", "ls"):
             await node.run(box, CommandRequest(argv=("sh", "-c", script)))
         await _wait_told(recorded, box, "pytest")
@@ -78,8 +82,36 @@ async def test_a_sandbox_has_its_image_s_first_use_brought_then_its_commands_and
         assert (await node.prefetch.hint(hint)).wanted == 2, "a rollback is not the end"
         await node.remove(box)
         await _wait_told(recorded, "stop", box)
-    told = [(box, ""), (box, "pytest"), (box, "make"), (box, "make", "git"), (box, "make", "git"), ("stop", box)]
+    told = [
+        (box, "guess", ""),
+        (box, "pytest"),
+        (box, "make"),
+        (box, "make", "git"),
+        (box, "make", "git"),
+        ("stop", box),
+    ]
     assert recorded.told == told
+
+
+async def test_the_first_use_is_brought_whole_when_nothing_begins_or_what_begins_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded = Recorded("", "pytest")
+    for wait_s, script in ((0.0, ""), (3600.0, "ls")):
+        monkeypatch.setattr(prefetch, "GUESSED_AFTER_S", wait_s)
+        async with _node(recorded) as node:
+            box = (await node.create(SandboxSpec())).sandbox_id
+            await _wait_told(recorded, box, "guess", "")
+            if script:
+                await node.run(box, CommandRequest(argv=("sh", "-c", script)))
+            await _wait_told(recorded, box, "")
+
+
+async def test_of_an_image_with_one_trace_that_is_brought_whole() -> None:
+    recorded = Recorded("")
+    async with _node(recorded) as node:
+        box = (await node.create(SandboxSpec())).sandbox_id
+        await _wait_told(recorded, box, "")
 
 
 async def test_of_an_image_of_which_nothing_is_known_nothing_is_brought_and_its_first_use_is_kept() -> None:

@@ -21,9 +21,14 @@ class Prefetches(Protocol):
         its first use; None: all of these images is here, or who serves them brings nothing.
         """
 
-    def begin(self, owner: str, steps: Sequence[PrefetchStep]) -> PrefetchProgress:
+    def begin(self, owner: str, steps: Sequence[PrefetchStep], *, is_guess: bool = False) -> PrefetchProgress:
         """Bring what these steps will read, the nearest first, in place of what was to be brought for an owner before.
         Steps of which nothing is known count as steps, and bring nothing.
+
+        Args:
+            owner: on whose behalf.
+            steps: the current one, then later ones.
+            is_guess: the current one may be another: only what is read in any case is brought of it.
         """
 
     def stop(self, owner: str) -> None:
@@ -46,7 +51,7 @@ class NoPrefetches:
     def programs(self, images: Sequence[str]) -> frozenset[str] | None:
         return None
 
-    def begin(self, owner: str, steps: Sequence[PrefetchStep]) -> PrefetchProgress:
+    def begin(self, owner: str, steps: Sequence[PrefetchStep], *, is_guess: bool = False) -> PrefetchProgress:
         return PrefetchProgress()
 
     def stop(self, owner: str) -> None:

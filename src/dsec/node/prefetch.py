@@ -3,6 +3,10 @@
 A sandbox that is created has what its image's first use reads brought; a command of which a trace is known, what that
 one reads; and behind either, the steps that somebody said come next (`PrefetchHint`). All of it ends with the sandbox.
 
+Where several programs are known, the first command may be another one than the first use was. It mostly comes at once,
+and what it reads is sooner told by it than guessed: so until one begins, or none has for a moment, only that is brought
+which all of them read.
+
 None of it may make a sandbox wait: everything happens in the background, and a sandbox whose images are here, or of
 which nothing is known, costs a command one look into a mapping.
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from dsec.node.core import Core
 
 _LOOK_S, _STACKS = 60.0, 1024
+GUESSED_AFTER_S = 0.5
+"""How long after a sandbox was begun its first command is taken to be what the first use of its image was."""
 _THREADS = 4
 """Each mounts what a hint names, or writes a line to the layer daemon; more only queue for that."""
 
@@ -39,12 +46,14 @@ class _Owner:
         programs: those of which it is known what they read.
         current: the program of its current step.
         coming: the steps after that.
+        is_guess: no command has begun, and it may be another one.
     """
 
     images: tuple[str, ...]
     programs: frozenset[str]
     current: str = FIRST_USE
     coming: list[PrefetchStep] = field(default_factory=list)
+    is_guess: bool = False
 
     def steps(self) -> list[PrefetchStep]:
         return [PrefetchStep(images=self.images, command=self.current), *self.coming]
@@ -80,8 +89,13 @@ class NodePrefetches:
             self._here_until_s[images] = anyio.current_time() + _LOOK_S
         if programs is None or self._core.registry.get(sandbox_id) is None:
             return
-        owner = self._owners[sandbox_id] = _Owner(images, programs)
+        owner = self._owners[sandbox_id] = _Owner(images, programs, is_guess=len(programs) > 1)
         if programs:
+            await self._bring(sandbox_id, owner)
+        if owner.is_guess:
+            await anyio.sleep(GUESSED_AFTER_S)
+        if owner.is_guess and self._owners.get(sandbox_id) is owner:
+            owner.is_guess = False
             await self._bring(sandbox_id, owner)
         await self._watch(owner, began_s)
 
@@ -100,10 +114,12 @@ class NodePrefetches:
         owner = self._owners.get(sandbox_id)
         if owner is None or not owner.programs:
             return
-        program = command_of(argv)
-        if program == owner.current or program not in owner.programs:
+        program, was_guess = command_of(argv), owner.is_guess
+        owner.is_guess = False
+        if program != owner.current and program in owner.programs:
+            owner.current = program
+        elif not was_guess:
             return
-        owner.current = program
         if owner.coming and command_of(owner.coming[0].command.split()) == program:
             del owner.coming[0]
         self._core.supervisor.start(f"prefetch for {sandbox_id}", lambda: self._go_on(sandbox_id, owner))
@@ -139,9 +155,8 @@ class NodePrefetches:
         await self._bring(sandbox_id, owner)
 
     async def _bring(self, sandbox_id: str, owner: _Owner) -> PrefetchProgress:
-        progress = await anyio.to_thread.run_sync(
-            self._prefetches.begin, sandbox_id, owner.steps(), limiter=self._threads
-        )
+        begin = partial(self._prefetches.begin, sandbox_id, owner.steps(), is_guess=owner.is_guess)
+        progress = await anyio.to_thread.run_sync(begin, limiter=self._threads)
         if self._owners.get(sandbox_id) is not owner:
             await self._stop(sandbox_id)  # It ended meanwhile.
         return progress

@@ -16,7 +16,16 @@ from dsec.images.lazy.formats.manifest import BLOCK_BYTES
 from dsec.images.lazy.formats.stored import CHUNK_BYTES
 from dsec.images.lazy.serving.client import LayerDaemon
 from dsec.images.lazy.tracing.image_use import lazy_manifests
-from dsec.images.lazy.tracing.traces import FIRST_USE, VERSION, Trace, TracedLayer, TraceShelf, command_of, window
+from dsec.images.lazy.tracing.traces import (
+    FIRST_USE,
+    VERSION,
+    Trace,
+    TracedLayer,
+    TraceShelf,
+    command_of,
+    in_common,
+    window,
+)
 from dsec.images.store import LocalImageStore
 from dsec.model.prefetch import PrefetchStep
 
@@ -47,12 +56,14 @@ class ImagePrefetches:
             return None
         return frozenset(trace.command for trace in traces)
 
-    def begin(self, owner: str, steps: Sequence[PrefetchStep]) -> PrefetchProgress:
+    def begin(self, owner: str, steps: Sequence[PrefetchStep], *, is_guess: bool = False) -> PrefetchProgress:
         manifests: dict[str, str] = {}
         chosen: list[list[Trace]] = []
-        for step in steps[:WINDOW]:
+        for place, step in enumerate(steps[:WINDOW]):
             try:
                 found = self._traces(step)
+                if is_guess and place == 0:
+                    found = [in_common(trace, self._shelf.of(trace.image_id)) for trace in found]
                 if found:
                     self._images.mount(step.images)  # What is not mounted nobody keeps.
                     manifests |= self._manifests(step.images)

@@ -315,6 +315,20 @@ def file_of(command: str) -> str:
     return f"hash-{hashlib.sha256(command.encode(errors='surrogateescape')).hexdigest()[:32]}.json"
 
 
+def in_common(trace: Trace, others: Iterable[Trace]) -> Trace:
+    """Return what a trace and others of the same image have in common: those of its reads that lie in chunks of which
+    every other one reads something too.
+    """
+    read = [{(each.layers[layer], position) for layer, position in each.chunks()} for each in others]
+
+    def is_read(layer: int, block: int, blocks: int) -> bool:
+        positions = range(block // _BLOCKS_A_CHUNK, (block + blocks - 1) // _BLOCKS_A_CHUNK + 1)
+        return all((trace.layers[layer], position) in chunks for chunks in read for position in positions)
+
+    reads = tuple(each for each in trace.reads if is_read(*each[:3]))
+    return msgspec.structs.replace(trace, reads=reads)
+
+
 def window(
     owner: str, steps: Sequence[Sequence[Trace]], manifests: Mapping[str, str], *, is_limited: bool = True
 ) -> Prefetch:
