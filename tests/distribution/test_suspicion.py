@@ -159,7 +159,7 @@ def test_a_peer_that_does_not_answer_is_left_alone_for_a_while(make_swarm: MakeS
     assert "h0" in proposed(swarm, "n2", 7)
 
 
-@pytest.mark.parametrize("kind", [FailureKind.MISSING, FailureKind.BUSY])
+@pytest.mark.parametrize("kind", [FailureKind.MISSING, FailureKind.BUSY, FailureKind.BROKEN])
 def test_what_is_nobodys_fault_is_held_against_nobody(make_swarm: MakeSwarm, kind: FailureKind) -> None:
     swarm = fleet(make_swarm)
     for number in CHUNKS:

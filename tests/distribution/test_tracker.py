@@ -11,6 +11,7 @@ from dsec.distribution.messages import Announcement, FailureKind, LayerChange, L
 from dsec.distribution.policy import ChoicePolicy, TrackerPolicy
 
 LAYER = "a" * 64
+GIGABIT = 125_000_000
 MakeSwarm = Any
 Swarm = Any
 
@@ -59,11 +60,24 @@ def test_those_who_wait_form_no_circle(make_swarm: MakeSwarm) -> None:
         assert not name
 
 
-def test_holders_are_proposed_before_those_who_are_fetching(swarm: Swarm) -> None:
+def test_holders_that_send_at_once_are_proposed_before_those_who_are_fetching(swarm: Swarm) -> None:
     swarm.join("a", has=(1,))
-    swarm.join("b", "c")
-    assert [swarm.ask("b").peers[0].node, swarm.ask("c").peers[0].node] == ["a", "a"]
-    assert not swarm.ask("c").peers[0].pending
+    swarm.join("b", "c", "d")
+    assert swarm.ask("b").peers[0].node == "a"
+    swarm.gain("b", 1)
+    assert {swarm.ask("c").peers[0].node, swarm.ask("d").peers[0].node} == {"a", "b"}
+
+
+def test_behind_slow_links_a_chunk_comes_through_a_chain_and_behind_fast_ones_from_who_has_it(
+    make_swarm: MakeSwarm,
+) -> None:
+    slow, fast = make_swarm(), make_swarm()
+    slow.join("a", has=(1,), bandwidth=GIGABIT // 10)
+    slow.join("b", "c", "d", bandwidth=GIGABIT // 10)
+    assert [slow.ask(name).peers[0].node for name in ("b", "c", "d")] == ["a", "b", "c"]
+    fast.join("a", has=(1,), bandwidth=100 * GIGABIT)
+    fast.join("b", "c", "d", bandwidth=100 * GIGABIT)
+    assert [fast.ask(name).peers[0].node for name in ("b", "c", "d")] == ["a", "a", "a"]
 
 
 def test_a_burst_does_not_fall_on_the_best_peer_alone(make_swarm: MakeSwarm) -> None:
@@ -108,7 +122,8 @@ def test_a_tree_whose_root_brings_nothing_is_left_for_another(swarm: Swarm) -> N
     assert swarm.ask("b").peers[0].node == "a"
     swarm.pass_time(swarm.policy.overdue_s + 0.1)
     assert swarm.ask("b", 1, ("a", FailureKind.BUSY)).origin
-    assert {swarm.ask("c").peers[0].node, swarm.ask("d").peers[0].node} == {"b"}
+    assert swarm.ask("c").peers[0].node == "b"
+    assert swarm.ask("d").peers[0].node in ("b", "c")
 
 
 def test_an_origin_that_is_slow_for_all_is_waited_for(swarm: Swarm) -> None:

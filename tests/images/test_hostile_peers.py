@@ -194,6 +194,12 @@ class NoArrivals:
     def expect(self, name: str) -> None:
         pass
 
+    def land(self, name: str, size: int) -> None:
+        pass
+
+    def spoil(self, name: str) -> None:
+        pass
+
     def settle(self, name: str) -> None:
         pass
 

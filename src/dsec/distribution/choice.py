@@ -5,8 +5,9 @@ largest among those compared, and the share of its transfers that are taken (tra
 By the score alone the fastest node would be asked by everybody until it is nearly full, and one that merely *says* that
 it is fast would be asked most. Before it counts, therefore, in this order:
 
-1. those who have the chunk and have room;
-2. those who will have it shortly, the ones through which it comes soonest before others;
+1. those who have the chunk and a free slot, unless it comes sooner through one that is only fetching it;
+2. those through whom it comes soonest. A chunk is passed on while it comes, so that a chain of nodes costs little more
+   than one transfer (`ChoicePolicy.relay_s` for each), and a second transfer at the same node costs a whole one;
 3. those of either kind that were sent to more often than is fair;
 4. those who have it, and with whom one has to queue.
 
@@ -27,6 +28,7 @@ from dsec.placement.sampling import RandomBits
 
 _Peer = TypeVar("_Peer")
 _TIE_BITS = 16
+_SOONEST = 2
 
 
 class Offer(msgspec.Struct, Generic[_Peer], gc=False):
@@ -38,8 +40,8 @@ class Offer(msgspec.Struct, Generic[_Peer], gc=False):
         slots: transfers that it carries out at a time, at least 1.
         transfers: that it has, waiting ones included.
         sent_to: how often somebody was sent to it lately.
-        depth: 0: it has the chunk; otherwise how many have to get it before it can send it.
-        delay: how long that takes, in seconds for each byte of the chunk, and until its own first follower has it.
+        depth: 0: it has the chunk; otherwise how many it has to come through.
+        delay: how long it takes until whoever asks has the chunk, in seconds for each of its bytes.
     """
 
     peer: _Peer
@@ -74,10 +76,11 @@ def rank(
     known = [offer.bandwidth_bytes_per_s for offer in offers if offer.bandwidth_bytes_per_s]
     most, usual = (max(known), sum(known) / len(known)) if known else (1.0, 1.0)
     fair = policy.fair_share * min(usual_sent, sum(offer.sent_to for offer in offers) / max(1, len(offers)))
+    soonest = min((each.delay for each in offers if each.depth and not is_overused(each, fair)), default=math.inf)
     keyed = [
         (
-            _class_of(offer, fair),
-            offer.delay if offer.depth else 0.0,
+            at_class := _class_of(offer, fair, soonest),
+            offer.delay if at_class == _SOONEST else 0.0,
             -score((offer.bandwidth_bytes_per_s or usual) / most, min(1.0, offer.transfers / offer.slots), policy),
             bits(_TIE_BITS),
             at,
@@ -89,9 +92,12 @@ def rank(
 
 
 def has_room(offer: Offer[_Peer], policy: ChoicePolicy = ChoicePolicy(), usual_sent: float = math.inf) -> bool:
-    """Say whether a peer has the chunk, a slot for it, and not sent too much: nobody need wait for another one then."""
+    """Say whether a peer has the chunk and a slot for it, sends at once, and has not sent too much: it comes through
+    nobody else sooner then.
+    """
     has_slot = not offer.depth and offer.transfers < offer.slots
-    return has_slot and not is_overused(offer, policy.fair_share * usual_sent)
+    is_soon = not offer.transfers or offer.delay * offer.transfers / (offer.transfers + 1) <= policy.relay_byte_s
+    return has_slot and is_soon and not is_overused(offer, policy.fair_share * usual_sent)
 
 
 def is_overused(offer: Offer[_Peer], fair: float) -> bool:
@@ -100,9 +106,9 @@ def is_overused(offer: Offer[_Peer], fair: float) -> bool:
     return offer.sent_to > fair + offer.slots
 
 
-def _class_of(offer: Offer[_Peer], fair: float) -> int:
+def _class_of(offer: Offer[_Peer], fair: float, soonest: float) -> int:
     if offer.transfers >= offer.slots and not offer.depth:
         return 4
     if is_overused(offer, fair):
         return 3
-    return 2 if offer.depth else 1
+    return _SOONEST if offer.depth or offer.delay > soonest else 1

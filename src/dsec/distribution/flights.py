@@ -30,14 +30,15 @@ class Flight:
     Attributes:
         chunk, node: which, and who.
         parent: whom it was told to ask first; empty: the origin.
-        depth: how many have to get the chunk before it does, itself included.
+        depth: how many the chunk comes through, itself included.
         delay: how long it takes until the chunk is there, in seconds for each of its bytes.
         rooted_s: when the first of those through whom the chunk comes was told where to get it.
         until_s: it is not believed in any longer.
         layer: name of the manifest that the chunk is of.
         proposed: all whom it was told to ask.
         avoided: whom it asked in vain since it first asked for the chunk.
-        serves: whether others can be told so.
+        preferred, fanout: how many others can be told so at a time; that many at first, and more when nobody else is
+            left.
     """
 
     chunk: str
@@ -50,7 +51,8 @@ class Flight:
     layer: str
     proposed: frozenset[str] = _NOBODY
     avoided: frozenset[str] = _NOBODY
-    serves: bool = True
+    preferred: int = 1
+    fanout: int = 1
 
 
 @dataclass(slots=True)
@@ -60,6 +62,8 @@ class _OfChunk:
     by_node: dict[str, Flight] = field(default_factory=dict)
     open: RandomSet[Flight] = field(default_factory=RandomSet)
     """Those that others can be told to wait for, and that have not got followers enough."""
+    spare: RandomSet[Flight] = field(default_factory=RandomSet)
+    """Those that have, and can have more."""
     following: dict[str, int] = field(default_factory=dict)
     """How many were told to ask each node for it, and have not got it yet."""
     roots: dict[str, Flight] = field(default_factory=dict)
@@ -71,12 +75,10 @@ class Flights:
     """All flights of one tracker.
 
     Args:
-        fanout: how many may wait for one.
         depth: how long a chain may be.
     """
 
-    def __init__(self, fanout: int, depth: int) -> None:
-        self._fanout = fanout
+    def __init__(self, depth: int) -> None:
         self._depth = depth
         self._of_chunk: dict[str, _OfChunk] = {}
         self._of_node: dict[str, dict[str, Flight]] = {}
@@ -110,10 +112,12 @@ class Flights:
         found = self._of_chunk.get(chunk)
         return 0 if found is None else found.strangers
 
-    def open_for(self, chunk: str) -> RandomSet[Flight]:
-        """Return the flights that others can be told to wait for."""
+    def open_for(self, chunk: str) -> tuple[RandomSet[Flight], ...]:
+        """Return the flights that others can be told to wait for, those first that have fewer followers than they can
+        well have.
+        """
         found = self._of_chunk.get(chunk)
-        return RandomSet() if found is None else found.open
+        return () if found is None else (found.open, found.spare)
 
     def followers(self, chunk: str, node: str) -> int:
         """Return how many were told to ask a node for a chunk, and have not got it yet."""
@@ -141,23 +145,32 @@ class Flights:
         self.count += 1
         if flight.parent:
             self._towards[flight.parent] = self._towards.get(flight.parent, 0) + 1
-            followers = found.following[flight.parent] = found.following.get(flight.parent, 0) + 1
-            if followers >= self._fanout and flight.parent in found.by_node:
-                found.open.discard(found.by_node[flight.parent])
+            found.following[flight.parent] = found.following.get(flight.parent, 0) + 1
+            followed = found.by_node.get(flight.parent)
+            if followed is not None:
+                self._open(found, followed)
         else:
             _count_origin(found, flight, begins=True)
         self._open(found, flight)
 
     def _open(self, found: _OfChunk, flight: Flight) -> None:
-        """Let others be told to wait for a flight, if there is room."""
-        if flight.serves and flight.depth < self._depth and found.following.get(flight.node, 0) < self._fanout:
-            found.open.add(flight)
+        """Let others be told to wait for a flight, as far as there is room."""
+        followers = found.following.get(flight.node, 0) if flight.depth < self._depth else flight.fanout
+        for flights, is_there in (
+            (found.open, followers < flight.preferred),
+            (found.spare, flight.preferred <= followers < flight.fanout),
+        ):
+            if is_there:
+                flights.add(flight)
+            else:
+                flights.discard(flight)
 
     def end(self, flight: Flight) -> None:
         """Take a flight out; what hangs on it stays, and finds out by itself."""
         found = self._of_chunk[flight.chunk]
         del found.by_node[flight.node]
         found.open.discard(flight)
+        found.spare.discard(flight)
         mine = self._of_node[flight.node]
         del mine[flight.chunk]
         if not mine:
@@ -190,7 +203,7 @@ class Flights:
 
 
 def _count_origin(found: _OfChunk, flight: Flight, *, begins: bool) -> None:
-    if not flight.serves:
+    if not flight.fanout:
         found.strangers += 1 if begins else -1
     elif begins:
         found.roots[flight.node] = flight

@@ -99,6 +99,8 @@ class FailureKind(enum.Enum):
     """It says that it has not got the chunk. Not its fault: what the tracker knows is old."""
     BUSY = "busy"
     """It refused, as it sends as much as it will. Not its fault."""
+    BROKEN = "broken"
+    """It passed a chunk on while it got it itself, and not to the end. Anybody through whom it came may be at fault."""
 
 
 class Failure(Value, frozen=True):

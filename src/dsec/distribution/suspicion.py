@@ -27,6 +27,7 @@ from typing import TypeVar
 from dsec.distribution.messages import Failure, FailureKind, Verdict, VerdictKind
 from dsec.distribution.policy import SuspicionPolicy
 
+_FAULTLESS = (FailureKind.MISSING, FailureKind.BUSY, FailureKind.BROKEN)
 _CHUNKS_A_PEER = 64
 _WITNESSES_A_CHUNK = 16
 _SILENCES_A_PEER = 64
@@ -83,7 +84,7 @@ class Suspicion:
         Returns:
             What was decided because of it.
         """
-        if failure.kind in (FailureKind.MISSING, FailureKind.BUSY) or failure.peer == reporter:
+        if failure.kind in _FAULTLESS or failure.peer == reporter:
             return []
         accuser = self._accusers.setdefault(reporter, _Accuser())
         accuser.bear(failure, now_s, self._policy)

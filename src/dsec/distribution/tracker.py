@@ -41,13 +41,16 @@ from dsec.placement.trust import smoothed
 
 _HALF_LIFE_S = 60.0
 """How fast it is forgotten how often somebody was sent to a node."""
+_LOAD_LASTS_S = 0.25
+"""So long is a node believed to be sending what it said that it sends."""
 _SCANNED = 64
 """So many are looked at when none of those that were drawn will do."""
 _REMEMBERED_PROPOSALS = 65_536
 _JITTER_BITS = 16
 _USUAL_TIMES = 4.0
-_USUAL_BYTES_PER_S = 1_250_000_000
-"""What a node is taken to send that does not say: 10 Gbit/s. Only how long one chunk takes over several is compared."""
+_USUAL_BYTES_PER_S = 125_000_000
+"""What a node is taken to send that does not say: 1 Gbit/s. A chain of fast nodes costs milliseconds until they know
+better, a tree of slow ones a transfer at each fork."""
 
 
 class TrackerStatistics(Value, frozen=True):
@@ -143,6 +146,7 @@ class _Node(_Sendings):
     bandwidth_bytes_per_s: int = 0
     slots: int = 0
     uploads: int = 0
+    heard_s: float = 0.0
 
     @property
     def byte_s(self) -> float:
@@ -163,7 +167,7 @@ class Tracker:
         self._bits = bits
         self._nodes: dict[str, _Node] = {}
         self._holdings = Holdings(policy)
-        self._flights = Flights(policy.choice.fanout, policy.choice.depth)
+        self._flights = Flights(policy.choice.depth)
         self._suspicion = Suspicion(policy.suspicion)
         self._proposals: dict[tuple[str, str], frozenset[str]] = {}
         self._verdicts: list[Verdict] = []
@@ -276,7 +280,7 @@ class Tracker:
                 lease_s=max(0.0, node.lease_until_s - now_s),
                 upload_bytes_per_s=node.bandwidth_bytes_per_s,
                 upload_slots=node.slots,
-                uploads=self._transfers(node),
+                uploads=self._transfers(node, now_s),
                 quarantined=self._suspicion.is_quarantined(node.name, now_s),
                 distrusted=self._suspicion.is_distrusted(node.name, now_s),
                 layers=tuple(
@@ -291,7 +295,7 @@ class Tracker:
 
     def _renew(self, node: _Node, announcement: Announcement, now_s: float) -> None:
         node.address = announcement.address
-        node.lease_until_s = now_s + self.policy.lease_s
+        node.heard_s, node.lease_until_s = now_s, now_s + self.policy.lease_s
         node.bandwidth_bytes_per_s = min(announcement.upload_bytes_per_s, self.policy.bandwidth_most_bytes_per_s)
         node.slots, node.uploads = announcement.upload_slots, announcement.uploads
 
@@ -437,15 +441,25 @@ class Tracker:
 
     def _drawn_pending(self, question: _Question, count: int, names: set[str], now_s: float) -> list[Offer[_Node]]:
         """Return offers of those who are fetching the chunk. Who is followed itself must not follow its followers."""
-        followed = self._flights.followers(question.chunk, question.node) > 0
-        offers = []
-        for flight in self._flights.open_for(question.chunk).draw(count, self._bits):
-            if flight.node in names or flight.until_s <= now_s or flight.rooted_s < now_s - self._overdue_s:
-                continue
-            node = self._usable(question, flight.node, now_s)
-            if node is not None and not (followed and self._flights.waits_for(flight, question.node)):
-                offers.append(self._offer(node, flight.depth, flight.delay, now_s))
-        return offers
+        for flights in self._flights.open_for(question.chunk):
+            drawn = flights.draw(count, self._bits)
+            offers = [
+                offer for flight in drawn if (offer := self._followed(question, flight, names, now_s)) is not None
+            ]
+            if offers:
+                return offers
+        return []
+
+    def _followed(self, question: _Question, flight: Flight, names: set[str], now_s: float) -> Offer[_Node] | None:
+        if flight.node in names or flight.until_s <= now_s or flight.rooted_s < now_s - self._overdue_s:
+            return None
+        node = self._usable(question, flight.node, now_s)
+        if node is None:
+            return None
+        is_followed = self._flights.followers(question.chunk, question.node) > 0
+        if is_followed and self._flights.waits_for(flight, question.node):
+            return None
+        return self._offer(node, flight.depth, flight.delay, now_s)
 
     def _usable(self, question: _Question, name: str, now_s: float) -> _Node | None:
         if name == question.node or name in question.avoided or name in question.busy:
@@ -456,23 +470,27 @@ class Tracker:
         return node
 
     def _offer(self, node: _Node, depth: int, delay: float, now_s: float) -> Offer[_Node]:
+        transfers = self._transfers(node, now_s)
+        own_s = node.byte_s * (transfers + 1)
         return Offer(
             peer=node,
             bandwidth_bytes_per_s=float(node.bandwidth_bytes_per_s),
             slots=node.slots,
-            transfers=self._transfers(node),
+            transfers=transfers,
             sent_to=node.sent_to_at(now_s),
             depth=depth,
-            delay=delay + node.byte_s if depth else 0.0,
+            delay=max(delay, own_s) + self.policy.choice.relay_byte_s if depth else own_s,
         )
 
     def _usual_sent(self, now_s: float) -> float:
         """Return how often somebody was sent to a node lately, in the mean of all; those that are gone count on."""
         return self._sent.sent_to_at(now_s) / max(1, len(self._nodes))
 
-    def _transfers(self, node: _Node) -> int:
-        """Return how much a node has to send: what it says, or what it was given, whichever is more."""
-        return max(node.uploads, self._flights.towards(node.name))
+    def _transfers(self, node: _Node, now_s: float) -> int:
+        """Return how much a node has to send: what it said just now, or what it was given, whichever is more."""
+        # What it was sending a while ago has come since, while nobody who was sent to it meanwhile is forgotten.
+        said = node.uploads if now_s - node.heard_s < _LOAD_LASTS_S else 0
+        return max(said, self._flights.towards(node.name))
 
     def _send_to_peers(
         self, question: _Question, asker: _Node | None, ranked: Sequence[Offer[_Node]], now_s: float
@@ -492,6 +510,7 @@ class Tracker:
         return Answer(chunk=question.chunk, origin=True)
 
     def _begin(self, question: _Question, asker: _Node | None, now_s: float, ranked: Sequence[Offer[_Node]]) -> None:
+        preferred, fanout = self._fanout(asker)
         pending = ranked and ranked[0].depth
         parent = self._flights.of(question.chunk, ranked[0].peer.name) if pending else None
         self._flights.begin(
@@ -506,17 +525,22 @@ class Tracker:
                 layer=question.layer,
                 proposed=frozenset(offer.peer.name for offer in ranked),
                 avoided=question.avoided,
-                serves=asker is not None and asker.slots > 0,
+                preferred=preferred,
+                fanout=fanout,
             )
         )
+
+    def _fanout(self, asker: _Node | None) -> tuple[int, int]:
+        """Return how many are to follow a node, and may: a second one where it costs no more than a longer way."""
+        if asker is None or not asker.slots:
+            return 0, 0
+        choice = self.policy.choice
+        return (1 if asker.byte_s > choice.relay_byte_s else choice.fanout), choice.fanout
 
     def _delay(self, asker: _Node | None, ranked: Sequence[Offer[_Node]]) -> float:
         """Return how long it takes until a chunk is at whoever asked, in seconds for each byte."""
         own_s = asker.byte_s if asker is not None else 0.0
-        if not ranked:
-            return own_s
-        sender = ranked[0].peer
-        return max(ranked[0].delay, sender.byte_s) if own_s <= sender.byte_s else ranked[0].delay + own_s
+        return max(ranked[0].delay, own_s) if ranked else own_s
 
     def _tell_to_wait(self, question: _Question) -> Answer:
         self._to_wait += 1

@@ -271,7 +271,14 @@ class DistributionModel:
         begin_s = now_s + self._scenario.origin_latency_s
         end_s = max(self._origin.reserve(begin_s, size_bytes), node.down.reserve(begin_s, size_bytes))
         self.measures.origin_bytes += size_bytes
+        self._comes(now_s, node, chunk, end_s)
         self.calendar.at(end_s, self._arrived, (node, chunk))
+
+    def _comes(self, now_s: float, node: SimNode, chunk: int, end_s: float) -> None:
+        """A chunk begins to come, and is passed on to those who wait for it."""
+        node.coming[chunk] = end_s
+        for transfer in node.followers.pop(chunk, ()):
+            self._queue(now_s, transfer)
 
     def _arrived(self, now_s: float, what: tuple[SimNode, int]) -> None:
         """A verified chunk is there."""
@@ -279,6 +286,8 @@ class DistributionModel:
         if not node.alive:
             return
         del node.under_way[chunk]
+        node.coming.pop(chunk, None)
+        node.relays.pop(chunk, None)
         node.have.add(chunk)
         node.received_bytes += self._scenario.chunk_bytes
         self._here += 1
@@ -298,7 +307,10 @@ class DistributionModel:
             self._announce_soon(now_s, node)
             for transfer in node.followers.pop(chunk, ()):
                 self._queue(now_s, transfer)
-        self._fill(now_s, node)
+        if self._scenario.pause_s:
+            self.calendar.at(now_s + self._scenario.pause_s, self._fill, node)
+        else:
+            self._fill(now_s, node)
 
     # Peers.
 
@@ -328,7 +340,7 @@ class DistributionModel:
             self._refuse(now_s, transfer, FailureKind.BUSY)
             return
         transfer.upload = held
-        if coming:
+        if coming and transfer.chunk not in sender.coming:
             sender.followers.setdefault(transfer.chunk, []).append(transfer)
         else:
             self._queue(now_s, transfer)
@@ -348,15 +360,37 @@ class DistributionModel:
                 sender.queue.remove(transfer)
             elif sender.uploads.advance(transfer.upload) is None:
                 sender.queue.remove(transfer)
-                size_bytes = self._scenario.chunk_bytes
-                end_s = max(sender.up.reserve(now_s, size_bytes), transfer.receiver.down.reserve(now_s, size_bytes))
-                self.calendar.at(end_s, self._sent, transfer)
+                self._begin(now_s, transfer)
+
+    def _begin(self, now_s: float, transfer: Transfer) -> None:
+        """Begin to send a chunk, also while it comes."""
+        sender, receiver, chunk = transfer.sender, transfer.receiver, transfer.chunk
+        size_bytes = self._scenario.chunk_bytes
+        end_s = max(sender.up.reserve(now_s, size_bytes), receiver.down.reserve(now_s, size_bytes))
+        if chunk not in sender.have:
+            if chunk not in sender.coming:  # It ended early while this waited for its turn.
+                self._break(now_s, transfer)
+                return
+            transfer.is_relayed = True
+            sender.relays.setdefault(chunk, []).append(transfer)
+            end_s = max(end_s, sender.coming[chunk] + self._scenario.relay_s)
+        self.calendar.at(end_s, self._sent, transfer)
+        self._comes(now_s, receiver, chunk, end_s)
+
+    def _break(self, now_s: float, transfer: Transfer) -> None:
+        """End what is passed on early."""
+        if transfer.upload is not None:
+            transfer.sender.uploads.end(transfer.upload)
+        transfer.is_relayed = True
+        self._refuse(now_s, transfer, FailureKind.BROKEN)
 
     def _refuse(self, now_s: float, transfer: Transfer, kind: FailureKind) -> None:
         self.calendar.at(now_s + self._scenario.round_trip_s / 2, self._failed, (transfer, kind))
 
     def _sent(self, now_s: float, transfer: Transfer) -> None:
         """The last byte is there."""
+        if transfer.upload is not None and transfer.upload.stage is Stage.OVER:
+            return  # It ended early.
         sender, receiver, size_bytes = transfer.sender, transfer.receiver, self._scenario.chunk_bytes
         if transfer.upload is not None:
             sender.uploads.end(transfer.upload)
@@ -420,10 +454,20 @@ class DistributionModel:
             transfer.over = True
             if transfer.upload is not None and transfer.upload.stage is Stage.HELD:
                 transfer.sender.uploads.end(transfer.upload)  # The receiver closed the connection.
+            if transfer.is_relayed and kind is FailureKind.STALLED:
+                kind = FailureKind.BROKEN
             self._fault(now_s, transfer, kind)
+
+    def _end_early(self, now_s: float, node: SimNode, chunk: int) -> None:
+        """What came of a chunk is of no use: those to whom it was passed on hear no more of it."""
+        node.coming.pop(chunk, None)
+        for relay in node.relays.pop(chunk, ()):
+            if not relay.over:
+                self._break(now_s, relay)
 
     def _fault(self, now_s: float, transfer: Transfer, kind: FailureKind) -> None:
         self.measures.failures[kind] += 1
+        self._end_early(now_s, transfer.receiver, transfer.chunk)
         acquisition = transfer.receiver.under_way.get(transfer.chunk)
         if acquisition is not None:
             acquisition.failed(transfer.sender.name, kind)

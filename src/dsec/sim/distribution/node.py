@@ -34,6 +34,7 @@ class Transfer:
         hold_until_s: the receiver waits no longer for it to begin.
         deadline_s: the receiver waits no longer.
         upload: at the sender; None: it was not let in yet.
+        is_relayed: whether the sender is getting the chunk itself while it sends it.
         over: whether the receiver gave it up, or its end was told.
     """
 
@@ -44,6 +45,7 @@ class Transfer:
     hold_until_s: float
     deadline_s: float
     upload: Upload | None = None
+    is_relayed: bool = False
     over: bool = False
 
     @property
@@ -67,7 +69,9 @@ class SimNode:
         first_left: chunks of the first command that it lacks.
         have: the chunks that are there.
         under_way: how each chunk that it is fetching gets here.
+        coming: chunks of which bytes come, and when the last one does.
         followers: who waits here for a chunk that is on its way.
+        relays: to whom a chunk is sent while it comes.
         queue: who waits here for a slot.
         asks: whether it waits for the tracker's answer.
         questions: what it is going to ask the tracker.
@@ -90,7 +94,9 @@ class SimNode:
     first_left: int
     have: set[int] = field(default_factory=set)
     under_way: dict[int, Acquisition | None] = field(default_factory=dict)
+    coming: dict[int, float] = field(default_factory=dict)
     followers: dict[int, list[Transfer]] = field(default_factory=dict)
+    relays: dict[int, list[Transfer]] = field(default_factory=dict)
     queue: deque[Transfer] = field(default_factory=deque)
     usual_s: float = 0.0
     asks: bool = False

@@ -63,6 +63,9 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
         ahead: for how many chunks that come next a node asks too,
         ahead_s: and how long it goes by the answer.
         gather_s: what a node asks within this travels together.
+        relay_s: a chunk that is passed on while it comes is there so much later: its end is kept back until it is
+            verified.
+        pause_s: between a chunk's arrival and the moment when its reader wants the next one.
         connect_timeout_s: after this a dead node is known to be dead.
         stall_s: after this a node that sends nothing is given up.
         queue_s: after this somebody is sent away whose turn at a peer does not come.
@@ -92,6 +95,8 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
     ahead: Annotated[int, Meta(ge=0, le=256)] = 32
     ahead_s: Seconds = 5.0
     gather_s: Seconds = 0.002
+    relay_s: Seconds = 0.008
+    pause_s: Seconds = 0.0
     connect_timeout_s: Seconds = 2.0
     stall_s: Seconds = 1.0
     queue_s: Seconds = 5.0

@@ -16,9 +16,12 @@ import anyio
 import msgspec
 
 from dsec.base.errors import InvalidRequestError, NodeUnavailableError
+from dsec.base.foreign_json import decode_foreign
 from dsec.distribution.messages import FailureKind
+from dsec.distribution.speed import Speed
 from dsec.images.lazy.formats.stored import HEADER_BYTES, MAXIMUM_STORED_BYTES
-from dsec.images.lazy.peers.chunk_server import CHUNKS, HELLO, WAIT
+from dsec.images.lazy.peers.chunk_server import CHUNKS, HELLO, RELAYED, WAIT
+from dsec.images.lazy.peers.landing import Land
 from dsec.images.lazy.peers.wire import Head, Wire, WireError, connect, head_of
 from dsec.model.peer import Peer, origin
 from dsec.model.peer_proof import HelloAnswer, PeerCall
@@ -65,6 +68,7 @@ class Bounds:
         stall_s: for the next bytes of it.
         hold_s: until it begins, if signs of life come meanwhile.
         connect_s: for a connection, and for each message by which both sides prove themselves.
+        land: where a body comes that is asked for; None: it is of no use before it is whole.
     """
 
     body_bytes: int
@@ -72,6 +76,7 @@ class Bounds:
     stall_s: float
     hold_s: float = math.inf
     connect_s: float = CONNECT_TIMEOUT_S
+    land: Land | None = None
 
 
 def address_of(url: str) -> tuple[str, int]:
@@ -96,15 +101,17 @@ class Caller:
         own: id of this node.
         peer: who is called, and where.
         secret: returns what the nodes of the fleet share.
+        speed: told what comes; None: nobody wants to know.
 
     Raises:
         InvalidRequestError: its URL is none that can be called.
     """
 
-    def __init__(self, own: str, peer: Peer, secret: Callable[[], bytes]) -> None:
+    def __init__(self, own: str, peer: Peer, secret: Callable[[], bytes], speed: Speed | None = None) -> None:
         self.peer = peer
         self._own = own
         self._secret = secret
+        self._speed = speed
         self._host, self._port = address_of(peer.url)
         self._credential = ""
         self._meeting = anyio.Lock()
@@ -127,7 +134,14 @@ class Caller:
         raise PeerFailedError(FailureKind.STALLED, f"{self.peer.node} did not answer within {timeout_s:g} s")
 
     async def chunk(
-        self, name: str, *, wait: bool, timeout_s: float, stall_s: float, hold_s: float = math.inf
+        self,
+        name: str,
+        *,
+        wait: bool,
+        timeout_s: float,
+        stall_s: float,
+        hold_s: float = math.inf,
+        land: Land | None = None,
     ) -> bytes:
         """Return a stored chunk as the peer gives it, unverified.
 
@@ -137,13 +151,19 @@ class Caller:
             timeout_s: for all of it.
             stall_s: for the next bytes of an answer, or the next sign of life before it begins.
             hold_s: for it to begin, however many signs of life come.
+            land: told its length when it begins to come; returns where it is passed on from.
 
         Raises:
             PeerFailedError: it gave none.
         """
         wait_s = min(stall_s, timeout_s)
         bounds = Bounds(
-            body_bytes=MAXIMUM_STORED_BYTES, first_s=wait_s, stall_s=stall_s, hold_s=hold_s, connect_s=wait_s
+            body_bytes=MAXIMUM_STORED_BYTES,
+            first_s=wait_s,
+            stall_s=stall_s,
+            hold_s=hold_s,
+            connect_s=wait_s,
+            land=land,
         )
         with anyio.move_on_after(timeout_s):
             reply = await self._proved("GET", CHUNKS + name + (WAIT if wait else ""), b"", bounds)
@@ -187,8 +207,8 @@ class Caller:
         bounds = Bounds(body_bytes=_SMALL_BODY_BYTES, first_s=timeout_s, stall_s=timeout_s, connect_s=timeout_s)
         reply = await self._exchange("POST", HELLO, msgspec.json.encode(call.hello), bounds, "")
         try:
-            return call.credential(msgspec.json.decode(reply.body, type=HelloAnswer))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return call.credential(decode_foreign(reply.body, HelloAnswer))
+        except msgspec.MsgspecError as error:
             raise PeerFailedError(FailureKind.UNREACHABLE, f"{self.peer.url} is no peer") from error
         except NodeUnavailableError as error:
             raise PeerFailedError(FailureKind.UNREACHABLE, error.brief) from error
@@ -258,20 +278,38 @@ class Caller:
             # It waits for others, and may be as honest as we are.
             raise PeerFailedError(FailureKind.BUSY, f"{self.peer.node} has nothing to give within {bounds.hold_s:g} s")
         count = head.body_bytes
-        if count > (bounds.body_bytes if head.status == 200 else _SMALL_BODY_BYTES):
+        is_wanted = head.status == 200
+        if count > (bounds.body_bytes if is_wanted else _SMALL_BODY_BYTES):
             raise PeerFailedError(FailureKind.WRONG, f"{self.peer.node} wants to give {count} bytes")
-        return Reply(head.status, await self._body(wire, count, bounds.stall_s))
+        try:
+            return Reply(head.status, await self._body(wire, count, bounds.stall_s, bounds.land if is_wanted else None))
+        except (WireError, PeerFailedError) as error:
+            if RELAYED not in head.fields:
+                raise
+            # Whose fault it is that it ended early, nobody can say: it may be anybody's through whom it came.
+            raise PeerFailedError(FailureKind.BROKEN, f"{self.peer.node} passed on no more of it: {error}") from error
 
-    async def _body(self, wire: Wire, count: int, stall_s: float) -> bytes:
-        buffer = bytearray(count)
-        view, at = memoryview(buffer), 0
-        looked_s, looked_at = anyio.current_time(), 0
-        while at < count:
-            with anyio.move_on_after(stall_s) as waiting:
-                at += await wire.receive_into(view[at:])
-            passed_s = anyio.current_time() - looked_s
-            if waiting.cancelled_caught or (passed_s > stall_s and at - looked_at < passed_s * _SLOWEST_BYTES_S):
-                raise PeerFailedError(FailureKind.STALLED, f"{self.peer.node} gave {at} of {count} bytes, and no more")
-            if passed_s > stall_s:
-                looked_s, looked_at = looked_s + passed_s, at
-        return bytes(buffer)
+    async def _body(self, wire: Wire, count: int, stall_s: float, land: Land | None) -> bytes:
+        landing = land(count) if land is not None and count else None
+        try:
+            view = memoryview(bytearray(count)) if landing is None else landing.view
+            at, looked_at, looked_s = 0, 0, anyio.current_time()
+            while at < count:
+                with anyio.move_on_after(stall_s) as waiting:
+                    came = await wire.receive_into(view[at:])
+                    at += came
+                    if self._speed is not None:
+                        self._speed.came(came)
+                    if landing is not None:
+                        landing.came(at)
+                passed_s = anyio.current_time() - looked_s
+                if waiting.cancelled_caught or (passed_s > stall_s and at - looked_at < passed_s * _SLOWEST_BYTES_S):
+                    words = f"{self.peer.node} gave {at} of {count} bytes, and no more"
+                    raise PeerFailedError(FailureKind.STALLED, words)
+                if passed_s > stall_s:
+                    looked_s, looked_at = looked_s + passed_s, at
+        except BaseException:
+            if landing is not None:
+                landing.spoil()
+            raise
+        return bytes(view)

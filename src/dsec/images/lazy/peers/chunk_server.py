@@ -4,8 +4,11 @@
 
     POST /v1/peer/hello          {"node", "challenge"} -> {"node", "answer", "proof"}     dsec.model.peer_proof
     GET  /v1/chunks/NAME         the stored chunk     (Authorization: Bearer peer....)
-    GET  /v1/chunks/NAME?wait    the same; where it is on its way here, the answer comes when it has come; until then
+    GET  /v1/chunks/NAME?wait    the same; where it is on its way here, the answer comes with it; until it begins to
                                  "102 Processing" several times a second, so that a dead node is told from a patient one
+
+An answer with the field ``Dsec-Relayed`` is passed on while it comes (`dsec.images.lazy.peers.landing`), its end only
+when it is verified here. If it is something else, or ends early, so does the answer, and that is nobody's fault.
 
 401: who asks did not prove to know the secret. 404: it is not here, and not on its way. 503: as much is being sent as
 this node sends (`dsec.distribution.uploads`); Retry-After says when to try again, in seconds.
@@ -20,8 +23,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -29,8 +31,10 @@ import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import InvalidRequestError, UnauthorizedError
+from dsec.base.foreign_json import decode_foreign
 from dsec.distribution.uploads import Refused, Upload, Uploads
 from dsec.images.lazy.formats.stored import is_name
+from dsec.images.lazy.peers.landing import Part, State
 from dsec.images.lazy.peers.shelf import LocalChunks
 from dsec.images.lazy.peers.wire import Head, Wire, WireError, head_of
 from dsec.model.peer_proof import Hello, PeerGate
@@ -39,8 +43,11 @@ CHUNKS = "/v1/chunks/"
 HELLO = "/v1/peer/hello"
 WAIT = "?wait"
 """Behind the name of a chunk."""
+RELAYED = "dsec-relayed"
+"""Field of an answer that is passed on while it comes."""
 _ALIVE = head_of("HTTP/1.1 102 Processing", {})
 _SLICE_BYTES = 256 << 10
+_LOOK_AGAIN_S = 0.1
 _BODY_BYTES = 1024
 
 
@@ -82,6 +89,41 @@ class _RefusedError(Exception):
         self.fields = {name.replace("_", "-"): value for name, value in fields.items()}
 
 
+class _Coming:
+    """A chunk on its way here.
+
+    Attributes:
+        part: what of it can be passed on; None: it has not begun to come.
+        is_over: whether it has come, or does not come after all.
+        changed: set, and made anew, when any of it is.
+    """
+
+    __slots__ = ("changed", "is_over", "part")
+
+    def __init__(self) -> None:
+        self.part: Part | None = None
+        self.is_over = False
+        self.changed = anyio.Event()
+
+    def land(self, part: Part | None) -> None:
+        """Have it be passed on from there; what was so before is let go."""
+        if self.part is not None:
+            self.part.close()
+        self.part = part
+        self.change()
+
+    def change(self) -> None:
+        """Wake all that wait."""
+        self.changed.set()
+        self.changed = anyio.Event()
+
+    def relayed(self) -> Part | None:
+        """Return what can be passed on, which the caller closes."""
+        if self.part is None or self.part.state is State.SPOILT:
+            return None
+        return self.part.copy()
+
+
 class ChunkServer:
     """Serves one node's chunks. Used from one event loop.
 
@@ -106,7 +148,7 @@ class ChunkServer:
         self._chunks = chunks
         self._clock = clock
         self._limits = limits
-        self._coming: dict[str, anyio.Event] = {}
+        self._coming: dict[str, _Coming] = {}
         self._freed = anyio.Event()
         self._connections = 0
         self._strangers = 0
@@ -114,13 +156,28 @@ class ChunkServer:
 
     def expect(self, name: str) -> None:
         """Note that a chunk is on its way here; who may wait for it does."""
-        self._coming.setdefault(name, anyio.Event())
+        self._coming.setdefault(name, _Coming())
+
+    def land(self, name: str, part: Part) -> None:
+        """Pass a chunk on while it comes. Closes the part when it is over."""
+        coming = self._coming.get(name)
+        if coming is None:
+            part.close()
+        else:
+            coming.land(part)
+
+    def progress(self, name: str) -> None:
+        """Note that more of a chunk is there, or that it ended."""
+        coming = self._coming.get(name)
+        if coming is not None:
+            coming.change()
 
     def settle(self, name: str) -> None:
         """Note that a chunk has come, or does not come after all; who waits for it is answered."""
-        event = self._coming.pop(name, None)
-        if event is not None:
-            event.set()
+        coming = self._coming.pop(name, None)
+        if coming is not None:
+            coming.is_over = True
+            coming.land(None)
 
     async def serve(self, listener: socket.socket) -> None:
         """Take connections of a listening, non-blocking socket until cancelled."""
@@ -187,8 +244,8 @@ class ChunkServer:
 
     def _hello(self, body: bytes) -> bytes:
         try:
-            return msgspec.json.encode(self._gate.answer(msgspec.json.decode(body, type=Hello)))
-        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequestError) as error:
+            return msgspec.json.encode(self._gate.answer(decode_foreign(body, Hello)))
+        except (msgspec.MsgspecError, InvalidRequestError) as error:
             raise _RefusedError("400 Bad Request") from error
 
     def _peer(self, head: Head) -> str:
@@ -200,42 +257,72 @@ class ChunkServer:
     # -- one transfer ---------------------------------------------------------------------------------------------
 
     async def _give(self, wire: Wire, peer: str, name: str, *, may_wait: bool) -> None:
-        async with self._slot(wire, peer, name, may_wait) as descriptor:
-            try:
-                size = os.fstat(descriptor).st_size
-                fields = {"content-type": "application/octet-stream", "content-length": str(size)}
-                fields["dsec-uploads"] = f"{self.uploads.sending}/{self.uploads.policy.slots}"
-                await wire.send(head_of("HTTP/1.1 200 OK", fields))
-                await self._pour(wire, descriptor, size)
-            finally:
-                os.close(descriptor)
-
-    @asynccontextmanager
-    async def _slot(self, wire: Wire, peer: str, name: str, may_wait: bool) -> AsyncIterator[int]:
-        """Find a chunk, waiting for it where that may be, and hold a slot while it is sent. Raises `_RefusedError`."""
-        upload: Upload | None = None
+        upload = _granted(self.uploads.hold(peer))
         try:
-            upload = _granted(self.uploads.hold(peer))
-            if may_wait and name in self._coming:
-                await self._hold(wire, self._coming[name])
-            await self._turn(wire, upload)
-            descriptor = self._chunks.opened(name)
-            if descriptor is None:
-                descriptor = await anyio.to_thread.run_sync(self._chunks.made, name, limiter=self._encoding)
-            if descriptor is None:
-                raise _RefusedError("404 Not Found")
-            yield descriptor
+            coming = self._coming.get(name) if may_wait else None
+            part = None if coming is None else await self._hold(wire, coming)
+            if coming is None or part is None:
+                await self._turn(wire, upload)
+                await self._send_whole(wire, name)
+            else:
+                with part:
+                    await self._turn(wire, upload)
+                    await self._relay(wire, coming, part)
         finally:
-            if upload is not None:
-                self.uploads.end(upload)
-                self._freed.set()
-                self._freed = anyio.Event()
+            self.uploads.end(upload)
+            self._freed.set()
+            self._freed = anyio.Event()
 
-    async def _hold(self, wire: Wire, coming: anyio.Event) -> None:
-        """Let somebody wait for a chunk that is on its way. Raises `WireError`."""
+    async def _send_whole(self, wire: Wire, name: str) -> None:
+        """Send a chunk that is here. Raises `_RefusedError`."""
+        descriptor = self._chunks.opened(name)
+        if descriptor is None:
+            descriptor = await anyio.to_thread.run_sync(self._chunks.made, name, limiter=self._encoding)
+        if descriptor is None:
+            raise _RefusedError("404 Not Found")
+        try:
+            size = os.fstat(descriptor).st_size
+            await wire.send(self._head(size))
+            await self._pour(wire, descriptor, 0, size)
+        finally:
+            os.close(descriptor)
+
+    async def _relay(self, wire: Wire, coming: _Coming, part: Part) -> None:
+        """Send a chunk while it comes. Raises `WireError` where it ends early: what was sent then cannot be more."""
+        if part.state is State.SPOILT:  # While it waited for its turn.
+            raise _RefusedError("503 Service Unavailable", retry_after="0")
+        await wire.send(self._head(part.size, **{RELAYED: "1"}))
+        at = 0
+        while at < part.size:
+            end = await self._sendable(coming, part, at)
+            await self._pour(wire, part.descriptor, at, end)
+            at = end
+
+    async def _sendable(self, coming: _Coming, part: Part, at: int) -> int:
+        """Wait until more of a chunk may be passed on; return how much of it. Raises `WireError`."""
         end_s = self._clock() + self._limits.hold_s
-        while not coming.is_set() and self._clock() < end_s:
-            await self._alive_until(wire, coming, end_s)
+        while (end := part.sendable_bytes) <= at:
+            # Looked at again after each wait: a full pipe loses what we are told.
+            if part.state is State.SPOILT or coming.is_over or self._clock() >= end_s:
+                raise WireError("a chunk ended early that was passed on")
+            with anyio.move_on_after(_LOOK_AGAIN_S):
+                await coming.changed.wait()
+        return end
+
+    def _head(self, size: int, **more: str) -> bytes:
+        fields = {"content-type": "application/octet-stream", "content-length": str(size), **more}
+        fields["dsec-uploads"] = f"{self.uploads.sending}/{self.uploads.policy.slots}"
+        return head_of("HTTP/1.1 200 OK", fields)
+
+    async def _hold(self, wire: Wire, coming: _Coming) -> Part | None:
+        """Let somebody wait for a chunk that is on its way; return it if it can be passed on. Raises `WireError`."""
+        end_s = self._clock() + self._limits.hold_s
+        while not coming.is_over and self._clock() < end_s:
+            part = coming.relayed()
+            if part is not None:
+                return part
+            await self._alive_until(wire, coming.changed, end_s)
+        return None
 
     async def _turn(self, wire: Wire, upload: Upload) -> None:
         """Wait for a slot; those who wait get theirs in the order in which they came.
@@ -261,12 +348,11 @@ class ChunkServer:
         if patience.cancelled_caught:
             raise WireError("nothing of the answer is read")
 
-    async def _pour(self, wire: Wire, descriptor: int, size: int) -> None:
-        """Send a file at the rate that all transfers together may have."""
-        at = 0
-        while at < size:
+    async def _pour(self, wire: Wire, descriptor: int, at: int, end: int) -> None:
+        """Send of a file at the rate that all transfers together may have."""
+        while at < end:
             with anyio.move_on_after(self._limits.stall_s) as patience:
-                sent = await wire.send_from(descriptor, at, min(_SLICE_BYTES, size - at))
+                sent = await wire.send_from(descriptor, at, min(_SLICE_BYTES, end - at))
             if patience.cancelled_caught:
                 raise WireError("nothing of the answer is read")
             at += sent

@@ -3,8 +3,9 @@
 Why a process of its own. Uploads must not delay a read of a sandbox, and Python runs one thread of a process at a time;
 and what strangers can talk to should not be what holds mounts. It needs nothing from the layer server but a pipe:
 
-- lines on its standard input: first its settings; then ``+NAME``, a chunk is on its way here, and ``-NAME``, it came,
-  or does not come after all. The end of the pipe is the end of this process, so that it outlives nobody.
+- lines on its standard input: first its settings; then ``+NAME``, a chunk is on its way here; ``:NAME PID FD SIZE``, it
+  begins to come there (`dsec.images.lazy.peers.landing`); ``=NAME``, there is more of it; and ``-NAME``, it came, or
+  does not come after all. The end of the pipe is the end of this process, so that it outlives nobody.
 - lines on its standard output: its `SeederStatus`, at once when it listens and then when something changed.
 
 What it gives it finds itself on the disk (`dsec.images.lazy.peers.shelf`).
@@ -25,6 +26,7 @@ from dsec.base.secret_file import read_secret
 from dsec.distribution.uploads import Uploads
 from dsec.images.lazy.formats.stored import is_name
 from dsec.images.lazy.peers.chunk_server import ChunkServer
+from dsec.images.lazy.peers.landing import open_part
 from dsec.images.lazy.peers.seeds import SEEDS
 from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
@@ -34,8 +36,7 @@ from dsec.model.value import Value
 
 CACHE, SHELF = "cache", "shelf"
 """Below the daemon's directory: layers of the cache; stored chunks."""
-COMING, SETTLED = b"+", b"-"
-_NAME_BYTES = 64
+COMING, LANDING, MORE, SETTLED = b"+", b":", b"=", b"-"
 _STATUS_S = 0.25
 _TIDY_S = 5.0
 _PIPE_BYTES = 64 << 10
@@ -92,14 +93,22 @@ class _Seeder:
                 return
             *lines, left = (left + data).split(b"\n")
             for line in lines:
-                self._heed(line[:1], line[1 : 1 + _NAME_BYTES].decode("ascii", "replace"))
+                self._heed(line[:1], *line[1:].decode("ascii", "replace").split(" "))
 
-    def _heed(self, what: bytes, name: str) -> None:
-        if is_name(name):
-            if what == COMING:
-                self._server.expect(name)
-            elif what == SETTLED:
-                self._server.settle(name)
+    def _heed(self, what: bytes, name: str, *rest: str) -> None:
+        if not is_name(name):
+            return
+        if what == COMING:
+            self._server.expect(name)
+        elif what == SETTLED:
+            self._server.settle(name)
+        elif what == MORE:
+            self._server.progress(name)
+        elif what == LANDING and len(rest) == 3 and all(number.isdecimal() for number in rest):
+            pid, descriptor, size = map(int, rest)
+            part = open_part(pid, descriptor, name, size)
+            if part is not None:
+                self._server.land(name, part)
 
     async def _say(self) -> None:
         said = None

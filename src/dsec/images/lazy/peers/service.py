@@ -69,6 +69,7 @@ class PeerSide:
 
     async def came(self, layer: str, ref: ChunkRef, stored: bytes) -> None:
         """Give a verified chunk to those who wait for it, and say that it is here."""
+        self._seeding.verified(ref.id)
         await anyio.to_thread.run_sync(self._seeding.keep, ref.id, stored)
         self._seeding.settle(ref.id)
         self._announcing.gained(layer, ref.id)
@@ -104,7 +105,6 @@ async def open_peer_side(
 
         seeding = Seeding(root, settings, wake)
         inventory = _Held(Seeds(root / SEEDS), cache, seeding)
-        announcing = Announcing(settings, tracker, secrets.token_hex(8), inventory, lambda: seeding.status)
         async with open_peers(
             settings.node,
             secret,
@@ -114,6 +114,8 @@ async def open_peer_side(
             on_bad_peer=partial(_say, cache, on_event),
             options=settings.asking(),
         ) as peers:
+            life = secrets.token_hex(8)
+            announcing = Announcing(settings, tracker, life, inventory, lambda: seeding.status, peers.speed)
             seeding.start()
             group.start_soon(announcing.run)
             try:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -27,10 +28,12 @@ from dsec.base.ids import is_node_id
 from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
 from dsec.distribution.messages import Answer, Candidate, Failure, FailureKind, Lookup, LookupReply, Report
 from dsec.distribution.policy import AcquisitionPolicy, SuspicionPolicy
+from dsec.distribution.speed import Speed
 from dsec.distribution.suspicion import Suspicion
 from dsec.images.lazy.formats.stored import ChunkRef
 from dsec.images.lazy.peers.ahead import Ahead
 from dsec.images.lazy.peers.calling import Caller, PeerFailedError
+from dsec.images.lazy.peers.landing import Landing
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, PEERS
 from dsec.model.peer import Peer
 from dsec.model.value import Value
@@ -41,6 +44,8 @@ _CALLERS = 128
 _NEIGHBOURS = 8
 _NEVER = float("-inf")
 _SILENCE_LIMIT_S = 300.0
+_BROKEN = 2
+"""Chunks in a row that a peer passed on and not to the end; then it is left alone as one that is silent."""
 
 
 class Tracker(Protocol):
@@ -58,6 +63,12 @@ class Arrivals(Protocol):
 
     def expect(self, name: str) -> None:
         """A chunk is on its way; others may wait for it here."""
+
+    def land(self, name: str, size: int) -> Landing | None:
+        """It begins to come, so long in its stored form; others may have it from there. None: when it has come."""
+
+    def spoil(self, name: str) -> None:
+        """What came is something else."""
 
     def settle(self, name: str) -> None:
         """It has come, or does not come after all."""
@@ -108,6 +119,7 @@ class Peers:
 
     Attributes:
         counts: what came of asking them.
+        speed: of this node's link, as what came from them tells.
     """
 
     def __init__(
@@ -123,6 +135,7 @@ class Peers:
         options: PeerOptions,
     ) -> None:
         self.counts = PeerCounts()
+        self.speed = Speed()
         self._own = own
         self._secret = secret
         self._tracker = tracker
@@ -133,6 +146,7 @@ class Peers:
         self._options = options
         self._suspicion = Suspicion(options.suspicion)
         self._silences: dict[str, _Silence] = {}
+        self._broken: dict[str, int] = {}
         self._callers: OrderedDict[Peer, Caller] = OrderedDict()
         self._given: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._neighbours: dict[str, OrderedDict[Peer, None]] = {}
@@ -187,7 +201,7 @@ class Peers:
 
     async def _asked(self, layer: str, ref: ChunkRef, step: Ask, acquisition: Acquisition) -> bytes | None:
         candidate = step.peer
-        begun_s = self._clock()
+        begun_s, begun = self._clock(), self.speed.begin()
         try:
             caller = self._caller(candidate)
             stored = await caller.chunk(
@@ -196,6 +210,7 @@ class Peers:
                 timeout_s=step.timeout_s,
                 stall_s=self._options.stall_s,
                 hold_s=step.hold_s,
+                land=partial(self._arrivals.land, ref.id),
             )
         except PeerFailedError as error:
             self._failed(acquisition, candidate.node, error.kind)
@@ -203,8 +218,11 @@ class Peers:
         except InvalidRequestError:  # An address that is none.
             self._failed(acquisition, candidate.node, FailureKind.UNREACHABLE)
             return None
-        self._usual_s = smoothed(self._usual_s or None, self._clock() - begun_s)
+        took_s = self._clock() - begun_s
+        self.speed.end(begun, took_s)
+        self._usual_s = smoothed(self._usual_s or None, took_s)
         self._silences.pop(candidate.node, None)
+        self._broken.pop(candidate.node, None)
         self.counts.chunks += 1
         self.counts.received_bytes += len(stored)
         self._given[ref.id] = (layer, candidate.node)
@@ -220,6 +238,7 @@ class Peers:
 
     def blame(self, layer: str, ref: ChunkRef, error: DsecError) -> None:
         """Shun who gave a chunk that did not verify, and tell the tracker."""
+        self._arrivals.spoil(ref.id)
         found = self._given.pop(ref.id, None)
         if found is None:
             return
@@ -234,7 +253,12 @@ class Peers:
         """Shun a peer for oneself: nobody has to agree."""
         now_s = self._clock()
         self._suspicion.accuse(self._own, failure, now_s, sent=False, nodes=0)
-        if failure.kind in (FailureKind.STALLED, FailureKind.UNREACHABLE):
+        if failure.kind is FailureKind.BROKEN:
+            # Nobody's fault, once. Who never passes anything on to its end is of no use, or wants to be of none.
+            self._broken[failure.peer] = self._broken.get(failure.peer, 0) + 1
+        is_futile = self._broken.get(failure.peer, 0) >= _BROKEN
+        if is_futile or failure.kind in (FailureKind.STALLED, FailureKind.UNREACHABLE):
+            self._broken.pop(failure.peer, None)
             silence = self._silences.get(failure.peer, _Silence(0, now_s))
             if now_s >= silence.until_s:  # What was under way when it fell silent counts once.
                 pause_s = min(self._options.silence_s * 2.0**silence.times, _SILENCE_LIMIT_S)
@@ -336,7 +360,7 @@ class Peers:
             raise InvalidRequestError(f"{candidate.node[:40]!r} is no node")
         peer = Peer(node=candidate.node, url=candidate.address)
         if peer not in self._callers:
-            self._callers[peer] = Caller(self._own, peer, self._secret)
+            self._callers[peer] = Caller(self._own, peer, self._secret, self.speed)
             if len(self._callers) > _CALLERS:
                 self._callers.popitem(last=False)[1].close()
         self._callers.move_to_end(peer)

@@ -15,6 +15,7 @@ import msgspec
 
 from dsec.distribution.announcer import COMPLETE, Announcer
 from dsec.distribution.messages import Acknowledgement, Announcement, FailureKind, Lookup, LookupReply, Report
+from dsec.distribution.speed import Speed
 from dsec.images.lazy.peers.calling import Caller, PeerFailedError
 from dsec.images.lazy.peers.seeder import SeederStatus
 from dsec.images.lazy.peers.settings import PeerSettings
@@ -91,6 +92,7 @@ class Announcing:
         life: drawn anew for each process.
         inventory: what there is.
         status: how this node's seeder is; without an address nothing is given.
+        speed: of this node's link.
     """
 
     def __init__(
@@ -100,11 +102,13 @@ class Announcing:
         life: str,
         inventory: Inventory,
         status: Callable[[], SeederStatus],
+        speed: Speed,
     ) -> None:
         self._settings = settings
         self._tracker = tracker
         self._inventory = inventory
         self._status = status
+        self._speed = speed
         self._announcer = Announcer(settings.node, "", life)
         self._told: dict[str, frozenset[str] | None] = {}
         self._look_again_s = 0.0
@@ -145,7 +149,7 @@ class Announcing:
         uploads = self._settings.uploads
         announcement = self._announcer.make(
             held,
-            upload_bytes_per_s=uploads.bytes_per_s,
+            upload_bytes_per_s=self._speed.bound(uploads.bytes_per_s),
             upload_slots=uploads.slots if status.address else 0,
             uploads=status.sending,
         )

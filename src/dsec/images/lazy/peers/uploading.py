@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from dsec.images.lazy.peers.seeder import COMING, SETTLED, SHELF, SeederStatus
+from dsec.images.lazy.peers.landing import Landing, State
+from dsec.images.lazy.peers.seeder import COMING, LANDING, MORE, SETTLED, SHELF, SeederStatus
 from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.shelf import Shelf
 
@@ -38,6 +40,7 @@ class Seeding:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
+        self._landings: dict[str, Landing] = {}
         self._thread = threading.Thread(target=self._keep, name="seeder", daemon=True)
         self.status = SeederStatus()
         """Without an address while none runs."""
@@ -60,8 +63,43 @@ class Seeding:
         """Let peers wait for a chunk."""
         self._tell(COMING, name)
 
+    def land(self, name: str, size: int) -> Landing | None:
+        """Let peers have a chunk while it comes; None: they wait until it has come.
+
+        Args:
+            name: of the chunk, which is expected.
+            size: length of its stored form.
+        """
+        former = self._landings.get(name)
+        if self._process is None or (former is not None and former.state is State.COMING):
+            return None  # Another layer has the same chunk, and it is coming for that one already.
+        try:
+            landing = Landing(name, size, partial(self._tell, MORE, name))
+        except OSError:
+            return None
+        if former is not None:
+            former.close()
+        self._landings[name] = landing
+        self._tell(LANDING, f"{name} {os.getpid()} {landing.descriptor} {size}")
+        return landing
+
+    def verified(self, name: str) -> None:
+        """Pass on the end of a chunk that is what it should be."""
+        landing = self._landings.get(name)
+        if landing is not None:
+            landing.verified()
+
+    def spoil(self, name: str) -> None:
+        """Pass on nothing more of what has come of a chunk: it is something else."""
+        landing = self._landings.get(name)
+        if landing is not None:
+            landing.spoil()
+
     def settle(self, name: str) -> None:
         """Answer those who wait for a chunk, which is on the shelf or not to be had."""
+        landing = self._landings.pop(name, None)
+        if landing is not None:
+            landing.close()
         self._tell(SETTLED, name)
 
     def keep(self, name: str, stored: bytes) -> None:
@@ -74,14 +112,14 @@ class Seeding:
         """Whether a stored chunk is kept for others."""
         return (self._root / SHELF / name).exists()
 
-    def _tell(self, what: bytes, name: str) -> None:
+    def _tell(self, what: bytes, words: str) -> None:
         """Write a line, short enough to go into a pipe whole or not at all (pipe(7)); a full pipe loses it, after which
         somebody waits in vain for a while, or does not wait.
         """
         process = self._process
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
-                os.write(process.stdin.fileno(), what + name.encode() + b"\n")
+                os.write(process.stdin.fileno(), what + words.encode() + b"\n")
 
     def _keep(self) -> None:
         deaths = 0
