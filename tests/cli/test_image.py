@@ -80,7 +80,9 @@ def test_rules_of_the_clean_state_come_from_a_file_that_the_template_begins(dsec
 def test_an_export_is_an_import_of_the_same_image(dsec: Command, tmp_path: Path) -> None:
     imported = dsec("import", str(tmp_path / "tree"), "--name", "mine", "--env", "A=b", "--json")
     target = tmp_path / "new" / "layout"
-    assert dsec("export", "mine", str(target)).exit_code == 0
+    exported = json.loads(dsec("export", "mine", str(target), "--json").stdout)
+    assert (exported["image"], exported["directory"], exported["layers"]) == ("mine", str(target), 1)
+    assert (target / "blobs/sha256" / exported["digest"].removeprefix("sha256:")).is_file()
     back = dsec("import", str(target), "--name", "back", "--json")
     assert json.loads(back.stdout)["image_id"] == json.loads(imported.stdout)["image_id"]
     assert dsec("export", "mine", str(target)).exit_code == AlreadyExistsError.exit_code

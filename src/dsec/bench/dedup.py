@@ -159,7 +159,7 @@ class _Measurement:
         (root,) = self._store.mount_layers([digest])
         self._ways[_FILES].pieces[digest] = dict(_files(root)) | {f"metadata {digest}": _metadata_bytes(path)}
         tar = _Gzip()
-        write_layer_tar(root, tar)  # type: ignore[arg-type]
+        write_layer_tar(root, tar)
         self._ways[_LAYERS].pieces[digest] = {digest: tar.length()}
         laid_out.unlink()
 

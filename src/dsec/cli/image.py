@@ -298,13 +298,24 @@ def fingerprint_template(options: Options, name: str) -> None:
 @image.command(name="export")
 @click.argument("name", metavar="IMAGE")
 @click.argument("target", type=click.Path(path_type=Path), metavar="DIRECTORY")
+@json_option
 @pass_options
-def export(options: Options, name: str, target: Path) -> None:
-    """Write IMAGE as an OCI layout to a new DIRECTORY; `dsec image import` makes the same image of it elsewhere."""
+def export(options: Options, name: str, target: Path, as_json: bool) -> None:
+    """Write IMAGE as an OCI layout to a new DIRECTORY.
+
+    `dsec image import` makes the same image of it elsewhere; podman and skopeo read it as oci:DIRECTORY:latest.
+    """
+    from dsec.base.units import format_number_of, format_size
+    from dsec.cli.image_sharing import bytes_shown
+    from dsec.cli.output import note, print_json
     from dsec.images.oci_export import export_image
 
-    with opened_store(options) as store:
-        export_image(store, name, target)
+    with opened_store(options) as store, bytes_shown("exporting") as progress:
+        made = export_image(store, name, target, progress=progress)
+    if as_json:
+        print_json(made)
+    else:
+        note(f"{made.directory}: {format_number_of(made.layers, 'layer')}, {format_size(made.size_bytes)}")
 
 
 @image.command(name="tag")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,9 +20,6 @@ from dsec.images.lazy.tracing.image_use import lazy_manifests
 from dsec.images.lazy.tracing.traces import Trace, TraceShelf, window
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 _LOOK_S = 0.1
 
@@ -125,21 +121,28 @@ def _with_all(request: Prefetch, images: LocalImageStore, manifests: dict[str, s
 
 
 @contextmanager
-def _shown(total: int) -> Iterator[_Show]:
-    """Show a bar on stderr, where that is a terminal."""
+def _shown(total: int) -> Iterator[Callable[[PrefetchProgress], None]]:
+    """Show on stderr how many chunks of how many are done: on a terminal as a bar, otherwise a line each tenth."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield _Show(bar, total)
+    if not console.is_terminal:
+        told = 0
+
+        def say(progress: PrefetchProgress) -> None:
+            nonlocal told
+            tenths = 10 * _done(progress) // max(1, total)
+            if tenths > told:
+                told = tenths
+                console.print(f"bringing: {_done(progress)} of {total} chunks", highlight=False)
+
+        yield say
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("chunks", total=total)
+        yield lambda progress: bar.update(task, completed=_done(progress))
 
 
-class _Show:
-    def __init__(self, bar: Progress, total: int) -> None:
-        self._bar = bar
-        self._task = bar.add_task("chunks", total=total)
-
-    def __call__(self, progress: PrefetchProgress) -> None:
-        done = progress.here + progress.brought + progress.failed
-        self._bar.update(self._task, completed=done)
+def _done(progress: PrefetchProgress) -> int:
+    return progress.here + progress.brought + progress.failed

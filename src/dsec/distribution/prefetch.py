@@ -8,7 +8,9 @@ it and brought once: who names one that is under way, or here, has it.
 Reads come first. While one waits for a chunk that must come from elsewhere, nothing is begun: what is under way are a
 few chunks, and what the budget saves up meanwhile is not lost. Nothing here ever makes a read wait for its turn.
 
-What could not be brought is not tried again for the owners of that moment; a read will say what is wrong with it.
+What could not be brought is not tried again for the owners of that moment; a read will say what is wrong with it. When
+several chunks of a layer in a row could not be had, where it comes from is away, and the plan gives up the rest of it:
+whoever waits is told, and what is ill is not asked for a thousand chunks that nobody has read.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from dsec.model.value import Value
 WINDOW = 3
 """Steps ahead that count: the current one and the next two."""
 MAXIMUM_OWNERS = 4096
+GIVEN_UP_AFTER = 3
+"""So many chunks of a layer in a row that could not be had."""
 AT_ONCE = 2
 """Chunks under way: one that comes while another is asked for. A read that begins now waits for no more than these."""
 
@@ -63,7 +67,7 @@ class PrefetchProgress(Value, frozen=True):
         wanted: chunks of the window.
         here: of these, those that were here already when their turn came.
         brought: those that were brought, by this plan or another's.
-        failed: those that could not be brought.
+        failed: those that could not be brought, and those that were given up for it.
         brought_bytes: stored bytes of those that this plan brought itself.
         is_over: nothing more will be done for it.
     """
@@ -86,6 +90,21 @@ class _Plan:
     level: int = 0
     served_bytes: int = 0
     waiting: set[tuple[str, int]] = field(default_factory=set)
+    failed_in_a_row: dict[str, int] = field(default_factory=dict)
+    """Chunks of each layer."""
+
+    def came(self, layer: str) -> None:
+        """Note that a chunk of a layer came."""
+        self.failed_in_a_row.pop(layer, None)
+
+    def failed(self, layer: str) -> int:
+        """Note that a chunk of a layer could not be had; return how many are given up, that one included."""
+        in_a_row = self.failed_in_a_row[layer] = self.failed_in_a_row.get(layer, 0) + 1
+        if in_a_row < GIVEN_UP_AFTER:
+            return 1
+        before = sum(map(len, self.steps))
+        self.steps = deque(deque(piece for piece in step if piece.layer != layer) for step in self.steps)
+        return 1 + before - sum(map(len, self.steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +224,11 @@ class Prefetcher:
             if _key(piece) in plan.waiting:
                 plan.waiting.discard(_key(piece))
                 own_bytes = piece.stored_bytes if was_brought and name == owner else 0
-                self._count(plan, brought=int(was_brought), failed=int(not was_brought), brought_bytes=own_bytes)
+                if was_brought:
+                    plan.came(piece.layer)
+                    self._count(plan, brought=1, brought_bytes=own_bytes)
+                else:
+                    self._count(plan, failed=plan.failed(piece.layer))
 
     def _choose(self, is_here: Callable[[Piece], bool]) -> tuple[str, _Plan, Piece] | None:
         """Return whose turn it is, and with which chunk; pass over what is here or under way."""

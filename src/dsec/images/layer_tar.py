@@ -6,7 +6,7 @@ import os
 import stat
 import tarfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol, cast
 
 from dsec.images.listing import Node, read_xattrs, walk
 
@@ -21,13 +21,24 @@ _TYPES = {
 }
 
 
-def write_layer_tar(layer: Path, output: IO[bytes]) -> None:
+class Output(Protocol):
+    """Takes an archive from front to back."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take all of `data`."""
+
+
+def write_layer_tar(layer: Path, output: Output) -> None:
     """Write the layer that is readable at `layer` as a pax archive. The same layer gives the same bytes."""
     fd = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     linked: dict[tuple[int, int], bytes] = {}
     try:
         with tarfile.open(
-            fileobj=output, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8", errors="surrogateescape"
+            fileobj=cast(IO[bytes], output),
+            mode="w|",
+            format=tarfile.PAX_FORMAT,
+            encoding="utf-8",
+            errors="surrogateescape",
         ) as archive:
             for node in walk(fd):
                 _add(archive, node, linked)

@@ -17,7 +17,6 @@ from pathlib import Path
 import anyio.to_thread
 
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError
-from dsec.base.units import format_size
 from dsec.images.command import Progress, silent
 from dsec.images.durable import full_disk_reported
 from dsec.images.layers import LayerRecord
@@ -185,7 +184,7 @@ class _Push:
             layout = self._layouts.get(digest)
             whole = LayerFile.of(path, record) if layout is None else layout.file
             manifest, blob = await anyio.to_thread.run_sync(_cut, whole, file)
-            chunks = await self._put(media.OUR_LAYER_CHUNKS, blob)
+            chunks = await self._put(media.OUR_LAYER_CHUNKS, blob, of=digest)
             if layout is not None and not self._request.by_traces:
                 cut = CutLayer(manifest, self._repository.blob_url(blob.digest), blob.size_bytes)
                 await anyio.to_thread.run_sync(note_cut, self._images, cut)
@@ -213,11 +212,13 @@ class _Push:
             resolution="fetch all of it first (dsec image pull --eager), or push it from where its layers are",
         )
 
-    async def _put(self, media_type: str, blob: BlobFile) -> media.Descriptor:
+    async def _put(self, media_type: str, blob: BlobFile, *, of: str = "") -> media.Descriptor:
+        """Have a blob in the repository; of a layer, say how far that is: documents are there in a moment."""
         if await has_blob(self._client, self._repository, blob.digest):
             self._present_bytes += blob.size_bytes
         else:
-            meter = Meter(f"sending {format_size(blob.size_bytes)}", blob.size_bytes, self._request.progress)
+            say = self._request.progress if of else silent
+            meter = Meter(f"sending layer {of[7:19]}", blob.size_bytes, say)
             await upload_blob(self._client, self._repository, blob, on_bytes=meter.add)
             self._sent_bytes += blob.size_bytes
         return media.Descriptor(media_type, blob.digest, blob.size_bytes)
