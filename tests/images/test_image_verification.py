@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from dsec.cli.main import cli
 from dsec.images.lazy.collection.objects import Part, TombstoneState
-from dsec.images.lazy.collection.roots import unpublish
+from dsec.images.lazy.collection.roots import put_document, unpublish
 from dsec.images.lazy.formats.document import image_key, name_in
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef, name_of
@@ -309,9 +309,17 @@ def test_a_manifest_comes_from_the_cache_where_its_store_has_lost_it(lazy: _Imag
     assert lazy.findings(repair=True)["manifest of layer-2"].repaired
 
 
+def test_a_manifest_that_its_store_lost_is_found_by_the_document_that_this_host_kept(lazy: _Image) -> None:
+    (lazy.directory / "layer.json").unlink()
+    (lazy.directory / "manifest.json").unlink()
+    shutil.rmtree(lazy.objects)
+    assert lazy.findings(repair=True)["manifest of layer-2"].repaired
+
+
 def test_what_nobody_has_is_said(lazy: _Image) -> None:
     (lazy.directory / "layer.json").unlink()
     (lazy.directory / "manifest.json").unlink()
+    shutil.rmtree(lazy.store.root / "pulled")
     shutil.rmtree(lazy.objects)
     bad = lazy.bad(repair=True)
     assert "cannot be written anew" in bad["manifest of layer-2"].detail
@@ -421,6 +429,32 @@ def _lying(hosts: ImageHosts, file: Path, entries: int) -> str:
     return f"b3:{name_of(data)}"
 
 
+def test_a_document_that_its_store_lost_or_has_otherwise_is_put_there_again(lazy: _Image) -> None:
+    path = lazy.objects.parent / image_key(name_in(lazy.reference))
+    sound = path.read_bytes()
+    _flip(path, 10)
+    repaired = lazy.findings(full=True, repair=True)["document"]
+    assert (repaired.ok, repaired.repaired, path.read_bytes()) == (True, True, sound)
+    _run(lambda: put_document(lazy.hosts.objects, sound, tag="mine:v1"))
+    path.unlink()
+    assert "is tagged mine:v1" in lazy.bad(full=True)["document"].detail
+    # A document keeps its layers from being collected, and they are to be there.
+    lost = lazy.chunk_object(1).read_bytes()
+    lazy.chunk_object(1).unlink()
+    assert "is not whole there" in lazy.bad(full=True, repair=True)["document"].detail
+    assert not path.exists()
+    lazy.chunk_object(1).write_bytes(lost)
+    assert lazy.findings(full=True, repair=True)["document"].repaired
+    assert path.read_bytes() == sound
+    assert lazy.is_good()
+
+
+def test_an_image_that_was_unpublished_stays_so(lazy: _Image) -> None:
+    _run(lambda: unpublish(lazy.hosts.objects, lazy.reference))
+    assert "unpublished" in lazy.findings(full=True, repair=True)["document"].detail
+    assert not (lazy.objects.parent / image_key(name_in(lazy.reference))).exists()
+
+
 @pytest.mark.parametrize("content", [b"all of it is metadata", _DATA], ids=["small", "large"])
 def test_chunks_that_make_another_layer_than_their_manifest_says_are_found(
     hosts: ImageHosts, tmp_path: Path, content: bytes
@@ -505,6 +539,26 @@ def test_a_blob_that_a_registry_lost_is_sent_again_by_who_has_its_bytes(in_regis
     assert in_registry.image.is_good()
 
 
+def test_documents_that_a_registry_lost_or_has_otherwise_are_sent_again_or_named(
+    in_registry: _InRegistry, own_registry: RegistryServer
+) -> None:
+    image = in_registry.image
+    found = image.findings(full=True)["document"]
+    assert (found.ok, found.node) == (True, f"oci://{own_registry.host}/mine")
+    documents = [path for path in own_registry.directory.rglob("data") if path.read_bytes()[:1] == b"{"]
+    assert len(documents) == 4  # The image's manifest, its config, and two layers' manifests.
+    for path in documents:
+        path.unlink()
+    bad = image.bad(full=True)
+    assert set(bad) == {"document"}
+    for what in ("image manifest", "config", "manifest of layer-1", "manifest of layer-2"):
+        assert f"{what} sha256:" in bad["document"].detail
+    assert image.findings(full=True, repair=True)["document"].repaired
+    assert image.is_good()
+    _flip(documents[0], 5)
+    assert f"{documents[0].parent.name}/data" in image.bad(full=True, repair=True)["document"].detail
+
+
 def test_what_a_registry_keeps_wrong_although_it_was_sent_is_said_with_what_its_operator_removes(
     in_registry: _InRegistry,
 ) -> None:
@@ -528,7 +582,8 @@ def test_a_registry_that_is_away_is_named_once_without_asking_it_for_pieces(
     own_registry.process.kill()
     own_registry.process.wait()
     bad = in_registry.image.bad(full=True)
-    assert set(bad) == {"layer-1 registry", "layer-2 registry"}
+    assert set(bad) == {"document", "layer-1 registry", "layer-2 registry"}
+    del bad["document"]
     assert all(f"see that {own_registry.host} can be reached" in finding.advice for finding in bad.values())
 
 

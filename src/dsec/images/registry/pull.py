@@ -9,6 +9,7 @@ import (`dsec.images.importers.oci_stack`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,12 +32,13 @@ from dsec.images.lazy.caching.whole import fetch_whole
 from dsec.images.lazy.formats import manifest as manifests
 from dsec.images.lazy.formats.document import MAXIMUM_DOCUMENT_BYTES, ImageDocument, decode_document, reference_of
 from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.publication.pulled import PulledFrom, note_pulled
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient
 from dsec.images.registry.download import download
 from dsec.images.registry.downloads import DOWNLOADS, Downloads
 from dsec.images.registry.progress import Meter
-from dsec.images.registry.reference import Reference
+from dsec.images.registry.reference import SCHEME, Reference
 from dsec.images.registry.resolve import FoundImage, find_image
 from dsec.images.registry.shared_traces import pull_traces
 from dsec.images.registry.together import each
@@ -101,7 +103,20 @@ async def _pull_ours(
         name, source = request.name or _default_name(found), f"{document.source} ({found.told})"
         made = await anyio.to_thread.run_sync(partial(images.add_image, name, digests, document.config, source=source))
     await pull_traces(images, made, client, found.repository, found.digest)
+    # The image is here, and a full disk may not take that back for the sake of a note.
+    with suppress(OSError):
+        note_pulled(images.root, made.image_id, _pulled(found, data))
     return made
+
+
+def _pulled(found: FoundImage, document: bytes) -> PulledFrom:
+    return PulledFrom(
+        reference=str(msgspec.structs.replace(found.reference, digest=found.digest)),
+        store=f"{SCHEME}{found.repository}",
+        # What a stranger's fields that nobody reads hold need not be text; then it cannot be given back, and is not.
+        document=document.decode(errors="replace"),
+        manifest=found.data.decode(errors="replace"),
+    )
 
 
 def _pairs(document: ImageDocument, found: FoundImage) -> Iterator[tuple[media.Descriptor, media.Descriptor]]:

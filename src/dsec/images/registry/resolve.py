@@ -23,6 +23,7 @@ class FoundImage:
         config: of the image.
         layers: from the lowest up; of ours, two for each layer.
         is_ours: its layers are manifests and chunks (docs/formats/registry-image.md).
+        data: bytes of the manifest.
     """
 
     reference: Reference
@@ -30,6 +31,7 @@ class FoundImage:
     config: media.Descriptor
     layers: tuple[media.Descriptor, ...]
     is_ours: bool
+    data: bytes
 
     @property
     def repository(self) -> Repository:
@@ -62,7 +64,7 @@ async def find_image(client: RegistryClient, reference: Reference) -> FoundImage
     is_ours = config.media_type == media.OUR_CONFIG
     if not is_ours:
         _check_ordinary(reference, found.document)
-    return FoundImage(reference, found.digest, config, tuple(found.document.layers), is_ours)
+    return FoundImage(reference, found.digest, config, tuple(found.document.layers), is_ours, found.data)
 
 
 def _check_ordinary(reference: Reference, document: media.Document) -> None:

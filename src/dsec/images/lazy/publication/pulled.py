@@ -1,4 +1,6 @@
-"""Where the images of this host were pulled from: their references, by which their documents are found again."""
+"""Where the images of this host were pulled from, and what their documents were: by their references these are found
+again, and given back to who lost them.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,23 @@ _VERSION = 1
 _DIRECTORY = "pulled"
 
 
-class PulledFrom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PulledFrom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of ``pulled/<image id>.json`` (docs/formats/image-store.md).
 
     Attributes:
         version: of this format.
-        reference: of the published image.
-        store: URL of the object store that it was pulled from last.
+        reference: of the published image; in a registry, with its digest.
+        store: URL of the object store that it was pulled from last, or of the repository, without a digest
+            (``oci://HOST/REPOSITORY``).
+        document: the image's document, as it was there; empty: not kept.
+        manifest: its manifest in a registry, as it was there.
     """
 
     version: int = _VERSION
     reference: str
     store: str
+    document: str = ""
+    manifest: str = ""
 
 
 def note_pulled(images: Path, image_id: str, pulled: PulledFrom) -> None:

@@ -51,6 +51,7 @@ from dsec.images.lazy.formats.document import (
     image_key,
     is_reference,
     name_in,
+    reference_of,
 )
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.publication.conversion import LayerFile, PublishReport, fetch_manifest
@@ -272,7 +273,9 @@ async def pull_image(
     await pull_traces(images, made, reference, store)
     # The image is here, and a full disk may not take that back for the sake of a note.
     with suppress(OSError):
-        note_pulled(images.root, made.image_id, PulledFrom(reference=reference, store=store.url))
+        text = encode_document(document).decode()
+        kept = text if reference_of(text.encode()) == reference else ""  # Unless another version writes it otherwise.
+        note_pulled(images.root, made.image_id, PulledFrom(reference=reference, store=store.url, document=kept))
     return made
 
 

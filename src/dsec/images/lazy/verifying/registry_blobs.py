@@ -41,14 +41,14 @@ from dsec.images.registry.retrying import Backoff
 from dsec.images.registry.upload import BlobFile, upload_blob
 
 PROBE_TIMEOUT_S = 15.0
-_PROBE = ClientOptions(backoff=Backoff(tries=2), timeouts=Timeouts(connect_s=5.0, stall_s=7.0))
+PROBE = ClientOptions(backoff=Backoff(tries=2), timeouts=Timeouts(connect_s=5.0, stall_s=7.0))
 """Asked once more where it does not answer, so that it is known in seconds that nobody is there."""
 
 
 async def why_away(url: str) -> str:
     """Return why the registry of a blob says nothing of it at all; empty: it does, be it that it has not got it."""
     repository, digest = parse_blob_url(url)
-    client = RegistryClient(repository.host, _PROBE)
+    client = RegistryClient(repository.host, PROBE)
     try:
         with anyio.fail_after(PROBE_TIMEOUT_S):
             await client.blob_size(repository, digest)

@@ -13,20 +13,20 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
+from dsec.base.errors import DsecError, StateCorruptedError
 from dsec.base.units import format_number_of, format_size
 from dsec.images import erofs
 from dsec.images.lazy.collection.objects import Part
-from dsec.images.lazy.collection.roots import fetch_document
 from dsec.images.lazy.formats.document import ImageDocument
 from dsec.images.lazy.formats.manifest import LayerManifest
-from dsec.images.lazy.origins import close_origins
+from dsec.images.lazy.origins import REGISTRY_SCHEME, close_origins
 from dsec.images.lazy.publication.cut_layers import cut_of
 from dsec.images.lazy.publication.laid_out import laid_out_again
 from dsec.images.lazy.publication.pulled import PulledFrom, pulled_from
 from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.verifying.documents import Documents, look_at_documents, put_documents
 from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, words
-from dsec.images.lazy.verifying.origin_checks import OriginCheck
+from dsec.images.lazy.verifying.origin_checks import OriginCheck, place_of
 from dsec.images.lazy.verifying.peer_faults import peer_faults
 from dsec.images.lazy.verifying.records import StoredLayer, read_stored, restore
 from dsec.images.lazy.verifying.whole_layers import check_whole
@@ -64,6 +64,8 @@ async def verify_image(
             if stored.record.format is LayerFormat.LAZY and stored.manifest is not None:
                 async for finding in check.chunks(subject, stored, stored.manifest):
                     yield finding
+        async for finding in check.documents():
+            yield finding
     finally:
         await close_origins()
 
@@ -83,20 +85,17 @@ class _ImageCheck:
         self._daemon = daemon
         self._options = options
         self._unreachable: dict[str, str] = {}
+        self._documents: Documents | None = None
         self.layers: list[tuple[Subject, StoredLayer]] = []
 
     async def manifests(self) -> AsyncIterator[Finding]:
         """Check what is written down of the image and its layers, here and where it was pulled from."""
         origin = await anyio.to_thread.run_sync(pulled_from, self._images.root, self._info.image_id)
-        document: ImageDocument | None = None
-        problem: DsecError | None = None
         if origin is not None and (self._options.full or self._options.repair):
-            try:
-                document = await self._document(origin)
-            except DsecError as error:
-                problem = error
-                if isinstance(error, StoreUnavailableError):
-                    self._unreachable[origin.store] = words(error)  # It need not be waited for again.
+            self._documents = await look_at_documents(origin)
+            if self._documents.away:
+                self._unreachable[place_of(origin.store)] = self._documents.away  # It need not be waited for again.
+        document = None if self._documents is None else self._documents.document
         is_good = True
         for number, layer in enumerate(self._info.layers, 1):
             finding = await self._record(Subject(part=f"layer-{number}", digest=layer.digest), document, origin)
@@ -107,30 +106,31 @@ class _ImageCheck:
         if is_good:
             detail = f"{format_number_of(len(self._info.layers), 'layer')}, {lazy} of them lazy"
             yield Finding(part="manifest", ok=True, detail=detail, node=self._options.node)
-        if origin is not None and self._options.full:
-            yield self._about_document(origin, document, problem)
+        if self._documents is not None and self._options.full and not self._puts_documents(self._documents):
+            yield self._about_documents(self._documents)
 
-    async def _document(self, origin: PulledFrom) -> ImageDocument:
-        store = await anyio.to_thread.run_sync(open_existing, origin.store)
-        try:
-            return await fetch_document(store, origin.reference)
-        finally:
-            await store.aclose()
+    def _puts_documents(self, documents: Documents) -> bool:
+        """Return whether documents are to be put again, once all that they name was looked at."""
+        return self._options.repair and bool(documents.problems) and not documents.away
 
-    def _about_document(self, origin: PulledFrom, document: ImageDocument | None, problem: DsecError | None) -> Finding:
-        node = origin.store
-        if isinstance(problem, ObjectNotFoundError):
-            detail = f"{origin.reference} was unpublished; this host holds its layers there"
-            return Finding(part="document", ok=True, detail=detail, node=node)
-        if problem is not None or document is None:
-            detail = "" if problem is None else words(problem)
-            away = isinstance(problem, StoreUnavailableError)
-            advice = f"see that {node} can be reached" if away else "publish the image again"
-            return Finding(part="document", ok=False, detail=detail, advice=advice, node=node)
+    def _about_documents(self, documents: Documents) -> Finding:
+        origin, document = documents.origin, documents.document
+        if documents.is_bad or documents.was_unpublished or document is None:
+            return documents.finding()
         if [layer.digest for layer in document.layers] != [layer.digest for layer in self._info.layers]:
             detail = f"{origin.reference} has other layers than {self._info.name} has here"
-            return Finding(part="document", ok=False, detail=detail, advice="pull the image again", node=node)
-        return Finding(part="document", ok=True, detail=f"{origin.reference}, hash matched", node=node)
+            return Finding(part="document", ok=False, detail=detail, advice="pull the image again", node=origin.store)
+        return documents.finding()
+
+    async def documents(self) -> AsyncIterator[Finding]:
+        """Put the image's documents again where they were pulled from, if that is needed and asked for."""
+        documents = self._documents
+        if documents is None or not self._puts_documents(documents):
+            return
+        manifests = {subject.digest: stored.manifest for subject, stored in self.layers if stored.manifest is not None}
+        with self._images.work_directory() as work:
+            left = await put_documents(documents, manifests, work)
+        yield documents.finding(left, was_repaired=not left)
 
     async def _record(
         self, subject: Subject, document: ImageDocument | None, origin: PulledFrom | None
@@ -149,7 +149,8 @@ class _ImageCheck:
     async def _restored(
         self, subject: Subject, problem: DsecError, document: ImageDocument | None, origin: PulledFrom | None
     ) -> Finding:
-        origins = tuple(url for url in (origin.store if origin else "", self._options.store_url) if url)
+        known = "" if origin is None or origin.store.startswith(REGISTRY_SCHEME) else origin.store
+        origins = tuple(url for url in (known, self._options.store_url) if url)
         try:
             stored = await restore(self._images, subject.digest, document, origins)
             stored = await anyio.to_thread.run_sync(read_stored, self._images, subject.digest)
