@@ -286,7 +286,13 @@ async def test_a_redirect_is_followed_and_told_no_secret(
         with pytest.raises(DsecError) as caught:
             await read_range(client, repository, DIGEST, 5, 100)
         assert "s3cret" not in str(caught.value)
-        for target in ("ftp://x.example/", "http://user:pw@x.example/", "", f"http://{proxy.host}/v2/again"):
+        for target in (
+            "ftp://x.example/",
+            "http://user:pw@x.example/",
+            "http://x.example:99999/",
+            "",
+            f"http://{proxy.host}/v2/again",
+        ):
             proxy.rule = lambda seen, to=target: Fault(status=307, headers={"Location": to})  # type: ignore[misc]
             with pytest.raises(StoreUnavailableError):
                 await read_range(client, repository, DIGEST, 5, 100)
@@ -357,9 +363,10 @@ async def test_whoever_has_no_name_may_read_where_all_may_and_write_nowhere(
         ("ftp://{host}/token", Fault()),
         ("/token", Fault()),
         ("http://[", Fault()),
+        ("http://127.0.0.1:99999/token", Fault()),
         ("http://user:password@{host}/token", Fault()),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 async def test_who_gives_tokens_and_lies_is_left(
     client: RegistryClient, repository: Repository, faulty: FaultyRegistry, realm: str, fault: Fault

@@ -41,6 +41,7 @@ def test_references_are_read_and_written(text: str, host: str, path: str, tag: s
 @pytest.mark.parametrize(
     "text",
     [
+        "h.example:99999/x",
         *("env", "team/env:v2", "registry.example/", "registry.example/Env", "registry.example/env:", "a.b/env:-x"),
         *("a.b/env@sha256:12", f"a.b/env@sha512:{'a' * 128}", "a.b/../env", "a.b/x//y", "a.b:99999999/x"),
         *("http://a.b/x", "a.b/env tag", "", ":", "@", f"a.b/{'x' * 300}", "a.b/env\n", "user@a.b/env"),

@@ -22,7 +22,7 @@ import httpx2
 
 from dsec import __version__
 from dsec.base.errors import StoreUnavailableError
-from dsec.images.registry.reference import is_loopback
+from dsec.images.registry.reference import LAST_PORT, is_loopback
 from dsec.images.registry.retrying import retry_after_s
 from dsec.images.registry.trust import Trust, trust_of
 
@@ -305,9 +305,12 @@ class RegistryHttp:
     def resolved(self, base: str, url: str) -> str:
         """Return a URL as it is meant where `base` was answered. Raises `RegistryFailedError` where it is none."""
         try:
-            return str(httpx2.URL(base).join(url))
+            target = httpx2.URL(base).join(url)
+            if (target.port or 0) > LAST_PORT:  # Which the library takes, and a connection to which raises anything.
+                raise httpx2.InvalidURL(f"there is no port {target.port}")
         except httpx2.InvalidURL as error:
             raise RegistryFailedError(f"{self.host} names {url[:200]!r}, which is no URL", is_final=True) from error
+        return str(target)
 
     def _redirected(self, current: str, location: str | None, where: str) -> str:
         if not location:

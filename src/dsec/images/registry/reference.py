@@ -15,10 +15,11 @@ from dsec.base.errors import InvalidRequestError
 from dsec.model.value import Value
 
 SCHEME = "oci://"
+LAST_PORT = 65_535
 MAXIMUM_NAME_LENGTH = 255
 """Of host and repository together, as registries bound it."""
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:.]+\])(?::[0-9]{{1,5}})?")
+_HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{{1,5}}))?")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -134,7 +135,8 @@ def _repository(text: str, name: str) -> Repository:
     host, slash, path = name.partition("/")
     if not slash or not _is_host_like(host):
         raise _refused(text, "it names no registry; none is implied")
-    if _HOST.fullmatch(host) is None:
+    match = _HOST.fullmatch(host)
+    if match is None or int(match["port"] or 0) > LAST_PORT:
         raise _refused(text, f"{host[:80]!r} is no host")
     if _REPOSITORY.fullmatch(path) is None:
         raise _refused(text, f"{path[:80]!r} is no repository (lower-case letters, digits, '.', '_', '-' and '/')")
