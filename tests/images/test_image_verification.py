@@ -232,12 +232,34 @@ def test_a_layer_that_was_made_here_is_named_by_its_hash(
     image.store = hosts.host("here")
     path, _ = image.store.stored_layer(image.digests[1])
     _flip_one(path)
-    bad = image.bad(repair=True)
+    bad = image.bad()
     assert set(bad) == {"layer-2"}
     assert f"expected {image.digests[1][7:19]}" in bad["layer-2"].detail
     assert "import or pull layer-2 again" in bad["layer-2"].advice
     os.truncate(path, 1)
     assert set(image.bad()) == {"layer-2"}
+    shutil.rmtree(image.objects)
+    assert "no copy can be had" in image.bad(repair=True)["layer-2"].detail
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["noted", "forgotten"])
+def test_a_layer_that_was_made_here_is_replaced_by_what_its_store_has_of_it(
+    hosts: ImageHosts, tmp_path: Path, published: _Published, *, noted: bool
+) -> None:
+    image = _Image(hosts, tmp_path, published, eager=False)
+    shutil.copytree(published.root / "here", tmp_path / "here", ignore=shutil.ignore_patterns("mounts"))
+    image.store = hosts.host("here")
+    if not noted:
+        shutil.rmtree(image.store.root / "cut")
+    _flip_one(image.store.stored_layer(image.digests[1])[0])
+    repaired = image.findings(repair=True)["layer-2"]
+    assert (repaired.ok, repaired.repaired) == (True, True)
+    assert image.is_good()
+    image.paths = image.store.mount(["mine:v1"]).layer_paths
+    assert image.read() == _DATA
+    _flip_one(image.store.stored_layer(image.digests[1])[0])  # From now on it is known by its chunks.
+    assert "chunk 1" in image.bad()["layer-2"].detail
+    assert image.findings(repair=True)["layer-2"].repaired
 
 
 # What is cached.

@@ -164,6 +164,24 @@ def make_whole(target: Path, made: Path, record: LayerRecord, lazy: LayerRecord)
     write_record(target, msgspec.structs.replace(record, manifest=lazy.manifest, origins=lazy.origins))
 
 
+def put_anew(target: Path, made: Path, record: LayerRecord, manifest: LayerManifest, origins: tuple[str, ...]) -> None:
+    """Put what was made in a work directory in place of a whole layer of the same digest, whose file is another one.
+
+    A crash leaves the old file or the new one, and beside it a manifest that the record names or does not.
+
+    Args:
+        target: directory of the layer.
+        made: directory of the new one.
+        record: of the new one.
+        manifest: of its file.
+        origins: where its chunks can be had.
+    """
+    write_atomically(target / MANIFEST_FILE, manifest.data)
+    content_path(made, record).rename(content_path(target, record))
+    sync_path(target)
+    write_record(target, msgspec.structs.replace(record, manifest=manifest.id, origins=origins))
+
+
 def _finish_directory(target: Path) -> LayerRecord:
     stored = target / TREE
     digest, entries = directory_digest(stored)

@@ -241,6 +241,30 @@ class LocalImageStore:
                 )
             return self._place(made, record, protect=protect)
 
+    def replace_layer(self, file: Path, work: WorkDirectory, manifest: LayerManifest, origins: tuple[str, ...]) -> None:
+        """Put an EROFS file, brought into a work directory of this store, in place of one whose disk has rotted.
+
+        Mounts go on to read the old file. The layer is known by its chunks from now on.
+
+        Args:
+            file: in `work`; it belongs to the store from now on.
+            work: from `work_directory`.
+            manifest: of the file.
+            origins: where its chunks can be had.
+
+        Raises:
+            StateCorruptedError: it is another layer's, or no sound EROFS file.
+        """
+        made, record = layers.adopt_erofs(file, work)
+        if record.digest != manifest.layer:
+            raise StateCorruptedError(
+                f"what was fetched as layer {manifest.layer} is another one",
+                detail=f"its content has the digest {record.digest}",
+                resolution="publish the image again",
+            )
+        with exclusive(self._lock):
+            layers.put_anew(self._layers / hex_of(record.digest), made, record, manifest, origins)
+
     def stored_layer(self, digest: str) -> tuple[Path, LayerRecord]:
         """Return the file, directory or manifest that a layer is stored as, and its record.
 

@@ -12,6 +12,7 @@ from dsec.base.units import format_number_of
 from dsec.images.durable import full_disk_reported
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.origins import Origins
+from dsec.images.lazy.verifying.copies import replaced_by_copy
 from dsec.images.lazy.verifying.fetched import fetch_pieces
 from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, some, words
 from dsec.images.lazy.verifying.pieces import Piece, PieceFile
@@ -43,7 +44,10 @@ async def check_whole(
         if bad:
             detail = f"{len(bad)} of {len(stored.manifest.chunks)} chunks do not verify: {_numbers(bad)}"
             return subject.bad(detail, node=node, advice=f"--repair fetches them again; {_DISK}")
-    return await _content(images, subject, options)
+    found = await _content(images, subject, options)
+    if found.ok or not options.repair or stored.record.format is not LayerFormat.EROFS:
+        return found
+    return await replaced_by_copy(images, subject, found, options)
 
 
 async def _content(images: LocalImageStore, subject: Subject, options: VerifyOptions) -> Finding:
