@@ -28,9 +28,9 @@ from dsec.testing.ended_layers import layers_ended
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-_ROUNDS = int(os.environ.get("DSEC_KILL_ROUNDS", "8"))
+_ROUNDS = int(os.environ.get("DSEC_KILL_ROUNDS", "4"))
 _FILES = 4
-_SOON_S = 15.0
+_SOON_S = 30.0
 """Far below the two minutes after which the kernel gives a server up, and long for a busy host."""
 
 _DAEMON = """

@@ -334,7 +334,26 @@ def test_a_daemon_prefetches_tells_and_remembers_when_it_was_killed(tmp_path: Pa
         assert after.wasted_bytes == before.wasted_bytes
         assert after.fetched_bytes == before.fetched_bytes
         assert daemon.touched(manifest.id) == ()
-        assert not daemon.stop_prefetch("box")
+        assert daemon.stop_prefetch("box"), "the next server was told"
         assert "prefetched" in (tmp_path / "lazy/events.jsonl").read_text()
+    finally:
+        end_layers(tmp_path / "lazy")
+
+
+@pytest.mark.slow
+def test_what_a_killed_server_was_to_bring_the_next_one_brings(tmp_path: Path, published: Published) -> None:
+    slow = PrefetchSettings(budget=BudgetSettings(share=1.0, bandwidth_bytes_s=4 * CHUNK_BYTES, burst_s=0.25))
+    daemon = LayerDaemon(tmp_path / "lazy", DaemonOptions(store_url=published.store.as_uri(), prefetch=slow))
+    try:
+        name = published.manifest.id
+        daemon.mount(name)
+        daemon.prefetch(Prefetch(owner="box", layers=(name,), steps=(((0, 1, 8),),)))
+        daemon.prefetch(Prefetch(owner="over", layers=(name,), steps=(((0, 9, 1),),)))
+        daemon.stop_prefetch("over")
+        os.kill(daemon.status().pid, signal.SIGKILL)
+        wait_until(lambda: daemon.prefetch_progress("box").wanted > 0)
+        wait_until(lambda: daemon.prefetch_progress("box").is_over)
+        daemon.status()
+        assert daemon.statistics([name])[0].wasted_bytes == 8 * CHUNK_BYTES
     finally:
         end_layers(tmp_path / "lazy")

@@ -15,7 +15,8 @@ A server dies with its keeper. A server that dies again and again is given up af
 server that has nothing mounted, and is asked nothing for a minute, ends and its keeper with it.
 
 Layout of `root`: ``keeper.lock``, ``serve.sock``, ``cache/`` (docs/formats/layer-cache.md), ``served/`` (FUSE),
-``mounts/`` (the layers), ``shelf/`` and ``seeds/`` (for peers), ``events.jsonl``, ``daemon.log``, ``seeder.log``.
+``mounts/`` (the layers), ``shelf/`` and ``seeds/`` (for peers), ``touches/``, ``wishes/`` (what is to be brought),
+``events.jsonl``, ``daemon.log``, ``seeder.log``.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ from dsec.images.lazy.serving.daemon_wire import (
 from dsec.images.lazy.serving.fetching import LayerEvent
 from dsec.images.lazy.serving.layer_mounts import LazyMounts
 from dsec.images.lazy.serving.server import LayerServer, LayerServerOptions, mount_below
+from dsec.images.lazy.serving.wishes import Wishes
 from dsec.images.lazy.tracing.touches import Touches
 from dsec.images.staging import remove_tree
 from dsec.linux import syscalls
@@ -82,6 +84,7 @@ _LOOK_S = 0.5
 """So often it is looked whether a server is dying and cannot end."""
 _DYING_S = 0.2
 """Who is killed and can end has ended after so long."""
+_WISHES = "wishes"
 _RESTART_STATUS = 3
 """A server that ends so asks for another in its place."""
 
@@ -101,6 +104,7 @@ def keep(root: Path) -> int:
         check_version(root / "cache")  # Here, where whoever starts us is told at once.
     listener = _listen(root)
     mount, left_over = mount_below(root / "served")
+    Wishes(root / _WISHES).clear()  # Whoever wished may be gone as well, and its word with it.
     for path in left_over:
         # The keepers of these are dead, and a server that is still dying may be waiting for an answer of its own there.
         with contextlib.suppress(OSError):
@@ -236,6 +240,7 @@ def _serve(
     server = _server(root, options, mount)
     mounts = LazyMounts(root / "mounts", server)
     mounts.adopt(server.manifest, serve=server.start if is_first else server.resume)
+    server.prefetch_again()
     for path in left_over:
         remove_tree(path)
     renew_pins(root.parent, lambda: _origins_of_mounted(server, mounts, options.store_url))
@@ -267,7 +272,12 @@ def _origins_of_mounted(server: LayerServer, mounts: LazyMounts, store_url: str)
 def _server(root: Path, options: DaemonOptions, mount: FuseMount) -> LayerServer:
     cache = LayerCache(root / "cache", limit_bytes=options.cache_limit_bytes, as_guest=True)
     events = EventFile(root / "events.jsonl")
-    behaviour = LayerServerOptions(on_event=events.add, touches=Touches(root / "touches"), prefetch=options.prefetch)
+    behaviour = LayerServerOptions(
+        on_event=events.add,
+        touches=Touches(root / "touches"),
+        prefetch=options.prefetch,
+        wishes=Wishes(root / _WISHES),
+    )
     neighbours = None if options.peers is None else partial(open_peer_side, root, options.peers, events.add)
     return LayerServer(cache, mount, options=behaviour, origins=Origins(options.store_url), neighbours=neighbours)
 

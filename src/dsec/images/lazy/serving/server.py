@@ -23,7 +23,7 @@ import anyio
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from dsec.base.errors import DsecError, StoreUnavailableError
+from dsec.base.errors import DsecError, InvalidRequestError, StoreUnavailableError
 from dsec.distribution.prefetch import PrefetchProgress, PrefetchSettings
 from dsec.images.layer_mounts import Brought
 from dsec.images.lazy.caching.bringing import bring_whole, no_room
@@ -37,6 +37,7 @@ from dsec.images.lazy.peers.report import PeersReport
 from dsec.images.lazy.serving.daemon_wire import Prefetch
 from dsec.images.lazy.serving.fetching import Fetcher, LayerEvent, LayerEventKind, layer_event, open_fetcher
 from dsec.images.lazy.serving.prefetching import Prefetching, open_prefetching
+from dsec.images.lazy.serving.wishes import Wishes
 from dsec.images.lazy.source import ChunkSource, Neighbours
 from dsec.images.lazy.tracing.touches import LayerTouches, LayerUse, Touch, Touches
 from dsec.linux.fuse import FuseMount, FuseSession, ReadOnlyFiles, ReadRequest
@@ -57,6 +58,7 @@ class LayerServerOptions:
         on_event: told of everything that went wrong, from any thread.
         touches: keeps what was read; None: in memory.
         prefetch: how chunks are brought before they are read.
+        wishes: keeps what is to be brought, for the next server; None: that one knows of nothing.
     """
 
     read_timeout_s: float = 60.0
@@ -65,6 +67,7 @@ class LayerServerOptions:
     on_event: Callable[[LayerEvent], None] = field(default=_to_nobody)
     touches: Touches | None = None
     prefetch: PrefetchSettings = field(default_factory=PrefetchSettings)
+    wishes: Wishes | None = None
 
 
 class LayerServer:
@@ -294,9 +297,19 @@ class LayerServer:
             InvalidRequestError: it names what does not exist.
         """
         self._portal.call(self._prefetching.begin, request)
+        if self._options.wishes is not None:
+            self._options.wishes.keep(request)
+
+    def prefetch_again(self) -> None:
+        """Bring what a server that was killed was to bring."""
+        for request in () if self._options.wishes is None else self._options.wishes.all():
+            with contextlib.suppress(InvalidRequestError):
+                self._portal.call(self._prefetching.begin, request)
 
     def stop_prefetch(self, owner: str) -> bool:
         """Bring nothing more for an owner; return whether it had a plan."""
+        if self._options.wishes is not None:
+            self._options.wishes.forget(owner)
         return self._portal.call(self._prefetching.stop, owner)
 
     def prefetch_progress(self, owner: str) -> PrefetchProgress:
