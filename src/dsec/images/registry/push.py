@@ -26,6 +26,7 @@ from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.publication.conversion import LayerFile, convert
 from dsec.images.lazy.publication.cut_layers import CutLayer, cut_before, note_cut
 from dsec.images.lazy.publication.laid_out import LaidOut, lay_out_image
+from dsec.images.lazy.publication.seeding import seed_published
 from dsec.images.lazy.tracing import traces
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient, digest_of
@@ -114,6 +115,8 @@ class _Push:
         self._layouts: dict[str, LaidOut] = {}
         self._there: dict[str, CutLayer] = {}
         """Layers that were cut before, and whose blobs the repository has, perhaps from another one, by digest."""
+        self._cut: dict[str, LayerManifest] = {}
+        """Manifests of the layers that were cut, by digest."""
         self._sent_bytes = 0
         self._present_bytes = 0
 
@@ -128,7 +131,9 @@ class _Push:
             self._request.progress("laying the layers out" + (" by what is read first" if by_traces else ""))
             laying = partial(lay_out_image, self._images, info, work.path, by_traces=by_traces, but=self._there.keys())
             self._layouts = await anyio.to_thread.run_sync(laying)
-            return await self._put_image(info)
+            pushed = await self._put_image(info)
+            await anyio.to_thread.run_sync(seed_published, self._images, self._cut, self._layouts)
+            return pushed
 
     async def _look(self, info: ImageInfo) -> None:
         """Find out which layers need not be cut."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,7 @@ from dsec.images.lazy.publication.cut_layers import CutLayer, cut_before, note_c
 from dsec.images.lazy.publication.laid_out import LaidOut, lay_out_image
 from dsec.images.lazy.publication.published_traces import publish_traces, pull_traces
 from dsec.images.lazy.publication.pulled import PulledFrom, note_pulled
+from dsec.images.lazy.publication.seeding import seed_published
 from dsec.images.registry.reference import names_registry
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
@@ -123,7 +124,9 @@ async def publish_image(
         laying = partial(lay_out_image, images, info, work.path, by_traces=by_traces, but=there.keys())
         layouts = await anyio.to_thread.run_sync(laying)
         order = _Order(images, info, layouts, there, by_traces=by_traces, say=say)
-        return await _publish(order, publication, tag=tag)
+        published = await _publish(order, publication, tag=tag)
+        await anyio.to_thread.run_sync(seed_published, images, order.cut, layouts)
+        return published
 
 
 def _check_tag(tag: str) -> None:
@@ -144,6 +147,7 @@ class _Order:
         there: manifests of layers that the store has, by digest; those are not cut.
         by_traces: whether they were laid out by traces.
         say: told what takes long.
+        cut: manifests of the layers that were cut for it, by digest.
     """
 
     images: LocalImageStore
@@ -152,6 +156,7 @@ class _Order:
     there: Mapping[str, LayerManifest]
     by_traces: bool
     say: Say
+    cut: dict[str, LayerManifest] = field(default_factory=dict)
 
 
 async def _there_already(
@@ -205,10 +210,13 @@ async def _publish_layer(order: _Order, digest: str, publication: Publication) -
         return await rely_on_layer(publication, record.manifest)
     layout = order.layouts.get(digest)
     order.say(f"cutting layer {digest[7:19]} into chunks: {format_size(record.size_bytes)}")
-    if layout is None:
-        return await publish_layer(publication, _file_of(path, record))
     made: list[LayerManifest] = []
+    if layout is None:
+        sent = await publish_layer(publication, _file_of(path, record), made=made.append)
+        order.cut[digest] = made[0]
+        return sent
     sent = await publish_layer(publication, layout.file, made=made.append)
+    order.cut[digest] = made[0]
     if not order.by_traces:
         await anyio.to_thread.run_sync(note_cut, order.images, CutLayer(made[0]))
     return sent
