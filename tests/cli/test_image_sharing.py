@@ -56,6 +56,8 @@ def test_who_pulls_a_tag_has_it_under_the_tag_from_the_store_that_is_named(tmp_p
     shared = _dsec(tmp_path / "here", url, "publish", "mine", "--tag", "team:v1")
     assert "on other hosts: dsec image pull team:v1" in shared.stderr
     there, none = tmp_path / "there", (tmp_path / "none").as_uri()
+    apart = _dsec(tmp_path / "here", none, "publish", "mine", "--tag", "team:v1", "--store", url)
+    assert f"dsec image pull team:v1 --store {url}" in apart.stderr
     pulled = _dsec(there, none, "pull", "team:v1", "--store", url)
     assert pulled.stdout.startswith("team:v1  ")
     assert pulled.stderr == "make a sandbox of it: dsec sandbox create team:v1\n"

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from dsec.cli.output import working
+from dsec.cli.output import resumable, working
 
 
 def test_work_is_shown_on_a_terminal_and_gone_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +32,12 @@ def test_who_reads_a_pipe_sees_nothing_of_it(capsys: pytest.CaptureFixture[str])
     with working("saving sbx-a"):
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_who_interrupts_what_can_go_on_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), resumable():
+        raise KeyboardInterrupt
+    assert capsys.readouterr() == (
+        "",
+        "interrupted: what is done so far stays, and the same command goes on from there\n",
+    )

@@ -34,12 +34,12 @@ def push(options: Options, name: str, reference: str, by_traces: bool, as_json: 
     are those of podman or docker: log in with them (`podman login HOST`). Its traces (`dsec image trace`) go with it.
     """
     from dsec.base.units import format_number_of, format_size
-    from dsec.cli.output import note, print_json
+    from dsec.cli.output import note, print_json, resumable
     from dsec.images.registry.push import PushRequest, push_image
     from dsec.images.registry.reference import parse_reference
 
     parsed = parse_reference(reference)
-    with opened_store(options) as images, showing_progress() as progress:
+    with resumable(), opened_store(options) as images, showing_progress() as progress:
         request = PushRequest(name=name, reference=parsed, by_traces=by_traces, progress=progress)
         made = _with_client(options, parsed.repository.host, lambda client: push_image(images, request, client))
     if as_json:
@@ -52,12 +52,13 @@ def push(options: Options, name: str, reference: str, by_traces: bool, as_json: 
 
 def pull_from_registry(options: Options, reference: str, *, name: str | None, eager: bool) -> ImageInfo:
     """Pull an image from a registry."""
+    from dsec.cli.output import resumable
     from dsec.images.registry.pull import PullRequest
     from dsec.images.registry.pull import pull_from_registry as pull
     from dsec.images.registry.reference import parse_reference
 
     parsed = parse_reference(reference)
-    with opened_store(options) as images, showing_progress() as progress:
+    with resumable(), opened_store(options) as images, showing_progress() as progress:
         request = PullRequest(reference=parsed, name=name, eager=eager, progress=progress)
         return _with_client(options, parsed.repository.host, lambda client: pull(images, request, client))
 

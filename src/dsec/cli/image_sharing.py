@@ -13,7 +13,7 @@ import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.image import opened_store, own_store_url, show_made, showing_progress, store_url
-from dsec.cli.output import note, print_json, printable
+from dsec.cli.output import note, print_json, printable, resumable
 from dsec.cli.parameters import json_option
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
     from dsec.base.units import format_number_of, format_size
     from dsec.images.lazy.publication.sharing import publish_image
 
-    with opened_store(options) as images, showing_progress() as progress:
+    with resumable(), opened_store(options) as images, showing_progress() as progress:
         made = with_objects(
             options,
             url,
@@ -57,7 +57,8 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
             "it is in a folder of this host's own: set `store` to one that all hosts reach, here and there, or --store"
         )
     elif tag is not None:
-        note(f"on other hosts: dsec image pull {printable(tag)}")
+        elsewhere = "" if url in (None, "node", store_url(options)) else f" --store {url}"
+        note(f"on other hosts: dsec image pull {printable(tag)}{elsewhere}")
     click.echo(made.reference)
 
 
@@ -92,7 +93,7 @@ def pull(options: Options, reference: str, name: str | None, eager: bool, url: s
         return
 
     where = existing(options, url)
-    with opened_store(options) as images, bytes_shown("pulling") as progress:
+    with resumable(), opened_store(options) as images, bytes_shown("pulling") as progress:
         made = with_objects(
             options,
             where,

@@ -69,6 +69,16 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say to whoever interrupts what is done inside that it was not in vain."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("interrupted: what is done so far stays, and the same command goes on from there")
+        raise
+
+
 def print_json(value: Any) -> None:
     """Print one value as JSON: values as their fields, enumerations by value, bytes as base64."""
     import msgspec
