@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dsec.base.units import MIB
-from dsec.linux import btrfs
+from dsec.linux import btrfs, btrfs_search
 from dsec.state.volume import destroy_volume, open_volume
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -125,6 +126,33 @@ def test_limit_can_be_changed_afterwards_and_usage_is_seen_before_it_is_on_disk(
     assert usage.referenced_bytes + usage.reserved_bytes >= 4 * MIB
     os.close(fd)
     os.close(a)
+
+
+_SUBVOL_SYNC_WAIT, _COUNT = 0x40109441, 2
+
+
+def queued(fd: int) -> int:
+    """Return how many destroyed subvolumes the kernel's cleaner has not begun to free."""
+    answer = fcntl.ioctl(fd, _SUBVOL_SYNC_WAIT, struct.pack("=QII", 0, _COUNT, 0))
+    return int(struct.unpack("=QII", answer)[2])
+
+
+def test_who_waits_for_what_was_destroyed_waits_for_what_is_being_freed_too(root_fd: int) -> None:
+    btrfs.create_subvolume(root_fd, "a")
+    a = opened(root_fd, "a")
+    identity = btrfs.subvolume_id(a)
+    for number in range(3000):  # Each takes a leaf: enough for the commits of who waits to come while they are freed.
+        os.setxattr(a, f"user.{number}", bytes(12_000))
+    os.close(a)
+    btrfs.wait_commit(root_fd, btrfs.start_commit(root_fd))
+    btrfs.destroy_subvolume(root_fd, "a")
+    assert btrfs_search.destroyed_subvolumes(root_fd) == {identity}
+    btrfs.wait_commit(root_fd, btrfs.start_commit(root_fd))
+    ends_at = time.monotonic() + 60
+    while queued(root_fd):
+        assert time.monotonic() < ends_at
+    btrfs.wait_destroyed(root_fd)
+    assert btrfs_search.destroyed_subvolumes(root_fd) == frozenset()
 
 
 def test_qgroup_goes_with_its_subvolume(root_fd: int) -> None:

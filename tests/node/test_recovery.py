@@ -199,6 +199,18 @@ async def test_shutdown_can_destroy_everything() -> None:
     assert host.layers.names() == frozenset()
 
 
+async def test_a_node_without_sandboxes_waits_for_removals_when_it_ends_and_one_with_some_does_not() -> None:
+    host = MemoryHost()
+    waited: list[float] = []
+    host.layers.wait_removed = lambda timeout_s: waited.append(timeout_s) or True  # type: ignore[func-returns-value, method-assign]
+    async with host.node() as node:
+        await node.create(SandboxSpec(), sandbox_id=BOX)
+    assert not waited
+    async with host.node() as node:
+        await node.shutdown(destroy=True)
+    assert len(waited) == 1
+
+
 async def test_an_error_in_the_block_of_a_node_comes_out_as_itself() -> None:
     with pytest.raises(ZeroDivisionError):
         async with MemoryHost().node():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from dsec.linux import btrfs
 from dsec.model.process import CommandRequest
 from dsec.model.sandbox import SandboxSpec
 from dsec.model.state import CheckpointRequest, ForkRequest
@@ -55,5 +57,23 @@ async def test_children_of_a_fork_are_whole_and_differ_where_they_should(state_d
         columns = list(zip(*(each.split() for each in told), strict=True))
         assert set(columns[0]) == {"same"}
         assert all(len(set(column)) == len(children) for column in columns[1:])
+        await node.shutdown(destroy=True)
+    assert not Leaks.read(state_dir).described()
+
+
+async def test_a_node_that_destroyed_everything_ends_when_that_is_removed_however_slow_the_disk(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destroy = btrfs.destroy_subvolume
+
+    def destroy_slowly(parent_fd: int, name: str) -> None:
+        time.sleep(0.2)
+        destroy(parent_fd, name)
+
+    monkeypatch.setattr(btrfs, "destroy_subvolume", destroy_slowly)
+    async with open_node(NodeSettings(state_dir=str(state_dir))) as node:
+        box = (await node.create(SandboxSpec(image="guest"))).sandbox_id
+        for number in range(4):
+            await node.state.checkpoint(box, CheckpointRequest(name=f"p{number}"))
         await node.shutdown(destroy=True)
     assert not Leaks.read(state_dir).described()

@@ -19,10 +19,11 @@ import enum
 import errno
 import os
 import struct
+import time
 import uuid
 from dataclasses import dataclass
 
-from dsec.linux import syscalls
+from dsec.linux import btrfs_search, syscalls
 
 FIRST_SUBVOLUME_ID = 256
 """Ids below belong to the file system itself."""
@@ -48,10 +49,8 @@ _QGROUP_CREATE = _request(_WRITE, 42, 16)
 _QGROUP_LIMIT = _request(_READ, 43, 48)
 _WAIT_SYNC = _request(_WRITE, 22, 8)
 _START_SYNC = _request(_READ, 24, 8)
-_SUBVOL_SYNC_WAIT = _request(_WRITE, 65, 16)
 
 _SUBVOL_RDONLY = 2
-_SYNC_WAIT_FOR_QUEUED = 1
 _SUBVOL_QGROUP_INHERIT = 4
 _INHERIT_SET_LIMITS = 1
 _LIMIT_MAX_RFER = 1
@@ -59,6 +58,7 @@ _LIMIT_MAX_RFER = 1
 _QUOTA_ENABLE_CLASSIC = 1
 _QUOTA_DISABLE = 2
 _QUOTA_ENABLE_SIMPLE = 4
+_FREEING_PAUSE_S = 0.005
 
 
 def _ioctl(fd: int, request: int, argument: bytes, *, path: str = "") -> bytes:
@@ -139,12 +139,14 @@ def wait_commit(fd: int, transaction: int) -> None:
 
 
 def wait_destroyed(fd: int) -> None:
-    """Wait until every subvolume destroyed so far is freed and its space can be used again (Linux 6.13)."""
+    """Wait until every subvolume destroyed so far is freed and its space can be used again. Needs CAP_SYS_ADMIN.
+
+    The kernel's own call for that (`BTRFS_IOC_SUBVOL_SYNC_WAIT`, Linux 6.13) looks at the queue of its cleaner, and
+    does not wait for the subvolume that the cleaner has taken from there and is at work on.
+    """
     wait_commit(fd, start_commit(fd))
-    try:
-        _ioctl(fd, _SUBVOL_SYNC_WAIT, struct.pack("=QII", 0, _SYNC_WAIT_FOR_QUEUED, 0))
-    except FileNotFoundError:
-        pass  # None is waiting to be freed.
+    while btrfs_search.destroyed_subvolumes(fd):
+        time.sleep(_FREEING_PAUSE_S)
     wait_commit(fd, start_commit(fd))  # Extents that a transaction frees can be used after it.
 
 
@@ -239,7 +241,10 @@ def qgroup_usage(file_system: str, subvolume: int) -> QgroupUsage | None:
     directory = f"{_quota_directory(file_system)}/0_{subvolume}"
     try:
         return QgroupUsage(_number(f"{directory}/referenced"), _number(f"{directory}/rsv_data"))
-    except FileNotFoundError:
+    except OSError as error:
+        # ENODEV: it went between open(2) and read(2).
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
         return None
 
 

@@ -37,7 +37,8 @@ _EXTENT = struct.Struct("=QQBxxxB")
 _PLACE = struct.Struct("=QQQQ")
 _INFO_UUIDS, _INFO_OTRANSID, _INFO_OTIME = 296, 352, 392
 _ROOT_TREE, _UUID_TREE = 1, 9
-_ROOT_ITEM, _UUID_SUBVOLUME = 132, 251
+_ROOT_ITEM, _UUID_SUBVOLUME, _ORPHAN_ITEM = 132, 251, 48
+_ORPHANS = (1 << 64) - 5
 _ROOT_UUIDS, _ROOT_OTRANSID = 247, 303
 _ROOT_TIMES = struct.Struct("=Q28xQI")
 """From `otransid` of a `struct btrfs_root_item` on: that, then `stransid`, `rtransid` and `ctime`, then `otime`."""
@@ -129,6 +130,12 @@ def subvolume_of(fd: int, wanted: bytes) -> SubvolumeInfo | None:
             if uuids[:16] == wanted:
                 return SubvolumeInfo(wanted, uuids[16:], made_in, seconds * 1_000_000_000 + nanoseconds)
     return None
+
+
+def destroyed_subvolumes(fd: int) -> frozenset[int]:
+    """Return the ids of the subvolumes that were destroyed and are not freed yet, the one being freed among them."""
+    search = Search(fd, buffer_bytes=_SMALL_BYTES, tree=_ROOT_TREE)
+    return frozenset(item.offset for item in search.items({_ORPHAN_ITEM}, first=_ORPHANS, last=_ORPHANS))
 
 
 def path_of(fd: int, inode: int) -> bytes:

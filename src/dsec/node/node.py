@@ -17,6 +17,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 import msgspec
+import structlog
 
 from dsec import __version__
 from dsec.base.errors import NodeUnavailableError, SandboxDiskFullError, SandboxExitedError, SandboxNotFoundError
@@ -65,6 +66,9 @@ from dsec.node.validation import check_command
 from dsec.service.content import ByteStream, GeneratedStream
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, CommandStream
 
+_log = structlog.get_logger(__name__)
+_REMOVAL_PATIENCE_S = 30.0
+"""A disk that takes longer for what was discarded last is stuck; `dsec down` waits for twice as long."""
 _STEADY = frozenset({SandboxState.READY, SandboxState.PAUSED, SandboxState.STOPPED, SandboxState.FAILED})
 
 
@@ -98,19 +102,22 @@ class Node:
         """Start a node: read the journal, adopt what lives, clear away what does not, and serve until the block ends.
 
         The caller holds the state directory's lock. Sandboxes live on when the block ends. Runtime, layers and journal
-        are closed then.
+        are closed then. What sandboxes wrote that are gone is left to the next node, if it is not removed by then. But
+        where none lives there may never be another: that waits for the removal, half a minute at most.
 
         Raises:
             CapabilityMissingError: the host can run nothing.
             StateCorruptedError: the journal cannot be read.
         """
         durable = Durable(parts)
+        is_vacant = False
         try:
             async with anyio.create_task_group() as group:
                 node = cls(Core(parts, Supervisor(group), durable))
                 try:
                     await node._start()
                     yield node
+                    is_vacant = node._is_vacant()
                 finally:
                     await node.aclose()
                     group.cancel_scope.cancel()
@@ -120,7 +127,7 @@ class Node:
         finally:
             # The parts are let go only when no task uses them any more.
             await durable.aclose()
-            await _close_parts(parts)
+            await _close_parts(parts, is_vacant=is_vacant)
 
     async def _start(self) -> None:
         await self._core.parts.runtime.open()
@@ -172,6 +179,12 @@ class Node:
                 sandbox.arrival.set()  # Nobody will hear of it any more.
             for process in sandbox.processes.values():
                 process.end(error)
+
+    def _is_vacant(self) -> bool:
+        """Say whether nothing of a sandbox lives here."""
+        over = (SandboxState.STOPPED, SandboxState.FAILED)
+        living = (each for each in self._core.registry if each.state not in over and each.moved is None)
+        return not self._core.vacant and next(living, None) is None
 
     async def shutdown(self, *, destroy: bool = False) -> None:
         """Close the node; with `destroy` stop every sandbox first."""
@@ -472,8 +485,11 @@ class Node:
                 pipe = yield taken
 
 
-async def _close_parts(parts: NodeParts) -> None:
+async def _close_parts(parts: NodeParts, *, is_vacant: bool) -> None:
     with shielded(parts.settings.end_timeout_s, "closing the node"):
         await parts.journal.close()
-        parts.layers.close()
+        # In a thread: both wait for the disk.
+        if is_vacant and not await anyio.to_thread.run_sync(parts.layers.wait_removed, _REMOVAL_PATIENCE_S):
+            _log.warning("discarded layers are not removed yet; the next node goes on")
+        await anyio.to_thread.run_sync(parts.layers.close)
         await parts.runtime.close()

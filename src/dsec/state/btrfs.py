@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -46,7 +45,6 @@ MINIMUM_QUOTA_BYTES = MIB
 """A layer's own directories take up to 48 KiB of tree nodes; overlayfs and the guest need some too."""
 
 _STREAM_BYTES = 1 << 20
-_STALE_PER_REMOVAL = 8
 _SETTLING_ROUNDS = 2
 """The second is for what was written during the first, and costs nothing where that is nothing. A guest can write as
 fast as the disk for ever; after this the rest is written out while it stands still."""
@@ -69,10 +67,9 @@ class BtrfsWritableLayers:
         self._file_system = btrfs.file_system_id(self._fd)
         self._mode = self._quota_mode(quota)
         self._stale: deque[int] = deque()
-        self._stale_lock = threading.Lock()
         if volume.backing is not None:
             self._stale.extend(self._qgroups_without_subvolume())
-        self._layout = layout.Layout(volume.path, self._remove)
+        self._layout = layout.Layout(volume.path, self._remove, self._remove_stale_qgroups)
 
     def capabilities(self) -> tuple[CapabilityReport, ...]:
         constant = (Capability.CONSTANT_TIME_ROLLBACK, Capability.CHECKPOINT)
@@ -180,7 +177,7 @@ class BtrfsWritableLayers:
             if error.errno != errno.EROFS:
                 raise
             # A checkpoint of an earlier version: a read-only snapshot without a directory of its own.
-            self._remove(self._layout.checkpoints_fd, name, lambda: False)
+            self._layout.trash.remove_at_once(self._layout.checkpoints_fd, name)
 
     def names(self) -> frozenset[str]:
         return self._layout.names()
@@ -190,7 +187,7 @@ class BtrfsWritableLayers:
         return self._volume.free_bytes() < layout.RESERVE_BYTES
 
     def wait_removed(self, timeout_s: float) -> bool:
-        """Wait until what was discarded is unlinked; the kernel frees its extents after that."""
+        """Wait until what was discarded is unlinked; the kernel frees its extents, and qgroups go, after that."""
         return self._layout.trash.wait_empty(timeout_s)
 
     def close(self) -> None:
@@ -267,7 +264,7 @@ class BtrfsWritableLayers:
     # Removing.
 
     def _remove(self, parent_fd: int, name: str, stopping: Callable[[], bool]) -> bool:
-        """Destroy a subvolume and then its qgroup (in the trash's thread, for layers)."""
+        """Destroy a subvolume (in the trash's thread, for layers); its qgroup goes once the kernel has freed it."""
         try:
             fd = os.open(name, tree.DIRECTORY, dir_fd=parent_fd)
         except FileNotFoundError:
@@ -283,7 +280,7 @@ class BtrfsWritableLayers:
         finally:
             os.close(fd)
         if self._mode is not QuotaMode.OFF:
-            self._remove_stale_qgroups(subvolume)
+            self._stale.append(subvolume)
         return True
 
     def _remove_inside(self, directory_fd: int, name: str, stopping: Callable[[], bool]) -> bool:
@@ -311,14 +308,25 @@ class BtrfsWritableLayers:
             return False
         return True
 
-    def _remove_stale_qgroups(self, *gone: int) -> None:
-        """Remove some qgroups of subvolumes that are gone; the kernel keeps those that a checkpoint still needs."""
-        with self._stale_lock:
-            self._stale.extend(gone)
-            for _ in range(min(len(self._stale), _STALE_PER_REMOVAL)):
-                subvolume = self._stale.popleft()
-                if not btrfs.remove_qgroup(self._fd, subvolume):
-                    self._stale.append(subvolume)
+    def _remove_stale_qgroups(self) -> bool:
+        """Remove the qgroups of subvolumes that are gone, as far as they count nothing (in the trash's thread).
+
+        The kernel frees a subvolume some time after it was destroyed, with a later commit. Newer ones remove its qgroup
+        then, unless a checkpoint still holds what the subvolume wrote: that of such a one nobody else removes.
+        """
+        for _ in range(len(self._stale)):
+            subvolume = self._stale.popleft()
+            if not self._remove_qgroup(subvolume):
+                self._stale.append(subvolume)
+        return not self._stale
+
+    def _remove_qgroup(self, subvolume: int) -> bool:
+        usage = btrfs.qgroup_usage(self._file_system, subvolume)
+        if usage is None:
+            return True
+        if self._mode is QuotaMode.SIMPLE and usage.referenced_bytes:
+            return False  # To be refused would take a transaction, and so a commit of a file system that rests.
+        return btrfs.remove_qgroup(self._fd, subvolume)
 
     def _qgroups_without_subvolume(self) -> set[int]:
         """Return qgroups that an earlier process left."""

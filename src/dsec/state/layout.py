@@ -35,7 +35,7 @@ from dsec.base.units import MIB, format_size
 from dsec.state import tree
 from dsec.state.disk_tree import DiskNewTree, DiskTree
 from dsec.state.port import WritableLayer
-from dsec.state.trash import Remove, Trash
+from dsec.state.trash import Finish, Remove, Trash, nothing_to_finish
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}")
 _BRANCHING = 16
@@ -64,9 +64,8 @@ def _copied(checkpoint_fd: int, upper_fd: int) -> DiskTree:
 class Layout:
     """The directories of one store, held open. Every change of them goes through here."""
 
-    def __init__(self, root: Path, remove: Remove) -> None:
+    def __init__(self, root: Path, remove: Remove, finish: Finish = nothing_to_finish) -> None:
         self._root = root
-        self._remove = remove
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.chmod(0o700)
         self.layers_fd, self.checkpoints_fd, self.staging_fd = (
@@ -74,7 +73,7 @@ class Layout:
         )
         self._branching = [_open_made(root / f"branching-{number}") for number in range(_BRANCHING)]
         self._turn = count()
-        self.trash = Trash(root, remove)
+        self.trash = Trash(root, remove, finish)
         for fd in (self.staging_fd, *self._branching):
             for name in tree.names(fd):
                 self.trash.put(fd, name)
@@ -184,7 +183,7 @@ class Layout:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             # A full volume has no room for a rename, but always for a removal.
-            self._remove(parent_fd, name, _never)
+            self.trash.remove_at_once(parent_fd, name)
 
     def close(self) -> None:
         """Stop the trash and let go of all descriptors."""
@@ -218,10 +217,6 @@ class Layout:
         except BaseException:
             self.trash.put(self.staging_fd, staged)  # Also of what is no error of ours, as a cancellation.
             raise
-
-
-def _never() -> bool:
-    return False
 
 
 @contextmanager

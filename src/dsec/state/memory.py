@@ -125,6 +125,10 @@ class MemoryWritableLayers:
             self._contents.pop(layer.upper, None)
             self._quotas.pop(layer.upper, None)
 
+    def wait_removed(self, timeout_s: float) -> bool:
+        """What is discarded is gone at once."""
+        return True
+
     def names(self) -> frozenset[str]:
         return frozenset(self._layers)
 

@@ -146,8 +146,18 @@ class WritableLayers(Protocol):
     def discard(self, name: str) -> None:
         """Remove a layer or checkpoint; what it held is freed in the background. Idempotent."""
 
+    def wait_removed(self, timeout_s: float) -> bool:
+        """Wait until what was discarded is removed; the space may come back later still. Blocks; call it in a thread.
+
+        Returns:
+            False when something is left: time is up, or the store is closed. Whoever opens the store next removes it.
+        """
+
     def names(self) -> frozenset[str]:
         """Names of all layers and checkpoints."""
 
     def close(self) -> None:
-        """Let go of descriptors and mounts that this process alone needs. Layers stay."""
+        """Let go of descriptors and mounts that this process alone needs. Layers stay.
+
+        What was discarded and is not removed yet stays too, until the store is opened again.
+        """
