@@ -15,6 +15,7 @@ from dsec.images.names import not_found
 from dsec.images.registry import media
 from dsec.images.registry.challenge import Challenge, best_challenge
 from dsec.images.registry.credentials import Credentials, find_credentials
+from dsec.images.registry.http import RegistryHttp
 from dsec.images.registry.reference import Repository, is_loopback, parse_blob_url, parse_reference
 from dsec.images.registry.retrying import Backoff, retry_after_s
 from dsec.images.registry.trust import trust_of
@@ -30,6 +31,8 @@ _DIGEST = "sha256:" + "ab" * 32
         ("registry.example/a/b-c/d__e", "registry.example", "a/b-c/d__e", "latest", ""),
         (f"Registry.Example:443/env@{_DIGEST}", "registry.example:443", "env", "", _DIGEST),
         (f"[::1]:5000/env:v1@{_DIGEST}", "[::1]:5000", "env", "v1", _DIGEST),
+        ("docker.io/python:3", "docker.io", "library/python", "3", ""),
+        ("index.docker.io/team/env", "docker.io", "team/env", "latest", ""),
     ],
 )
 def test_references_are_read_and_written(text: str, host: str, path: str, tag: str, digest: str) -> None:
@@ -120,7 +123,15 @@ def test_the_most_specific_entry_of_the_first_file_counts(tmp_path: Path) -> Non
         path.parent.mkdir(parents=True)
     podman.write_text(json.dumps({"auths": {"r.example": _auth("host", "1"), "r.example/team": _auth("team", "2")}}))
     docker.write_text(
-        json.dumps({"auths": {"https://r.example/v1/": _auth("old", "3"), "o.example": {"identitytoken": "t"}}})
+        json.dumps(
+            {
+                "auths": {
+                    "https://r.example/v1/": _auth("old", "3"),
+                    "o.example": {"identitytoken": "t"},
+                    "https://index.docker.io/v1/": _auth("hub", "4"),
+                }
+            }
+        )
     )
     environment = {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path / "home")}
 
@@ -131,6 +142,7 @@ def test_the_most_specific_entry_of_the_first_file_counts(tmp_path: Path) -> Non
     assert found("r.example", "teams/env") == Credentials(user="host", password="1")
     assert found("o.example", "env") == Credentials(identity_token="t")
     assert found("r.example.evil.example", "env") is None
+    assert found("docker.io", "library/env") == Credentials(user="hub", password="4")
     podman.unlink()
     assert found("r.example", "team/env") == Credentials(user="old", password="3")
 
@@ -157,10 +169,12 @@ def test_a_helper_is_asked_for_what_it_keeps(tmp_path: Path) -> None:
     helper.write_text('#!/bin/sh\nread host; echo "{\\"Username\\": \\"$1\\", \\"Secret\\": \\"$host\\"}"\n')
     helper.chmod(0o755)
     file = tmp_path / "auth.json"
-    file.write_text(json.dumps({"credHelpers": {"r.example": "safe"}}))
+    file.write_text(json.dumps({"credHelpers": {"r.example": "safe", "https://index.docker.io/v1/": "safe"}}))
     environment = {"REGISTRY_AUTH_FILE": str(file), "PATH": f"{tmp_path}:/usr/bin:/bin"}
     found = find_credentials(Repository(host="r.example", path="x"), environment)
     assert found == Credentials(user="get", password="r.example")
+    hub = find_credentials(Repository(host="docker.io", path="library/x"), environment)
+    assert hub == Credentials(user="get", password="https://index.docker.io/v1/")
 
 
 def test_plain_http_is_for_this_machine_and_for_what_is_marked(tmp_path: Path) -> None:
@@ -223,3 +237,8 @@ def test_documents_that_lie_are_refused(document: bytes) -> None:
 def test_a_manifest_of_the_first_schema_is_refused_by_name() -> None:
     with pytest.raises(DsecError, match="schema 1"):
         media.decode_document(b'{"schemaVersion": 1, "fsLayers": []}', "somewhere")
+
+
+def test_docker_hub_answers_under_another_name_than_its_own() -> None:
+    assert RegistryHttp("docker.io").base == "https://registry-1.docker.io"
+    assert RegistryHttp("r.example:5000").base == "https://r.example:5000"

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import InvalidRequestError
-from dsec.images.registry.reference import Repository
+from dsec.images.registry.reference import DOCKER_HUB, DOCKER_HUB_LOGIN, Repository
 
 _HELPER_TIMEOUT_S = 10.0
 _MAXIMUM_FILE_BYTES = 1 << 20
@@ -109,9 +109,11 @@ def _read(path: Path) -> _File | None:
 
 
 def _in_file(content: _File, repository: Repository, path: Path, environment: Mapping[str, str]) -> Credentials | None:
-    helper = content.cred_helpers.get(repository.host) or content.creds_store
-    if helper and (found := _ask_helper(helper, repository.host, environment)) is not None:
-        return found
+    hub = [f"https://{DOCKER_HUB_LOGIN}/v1/"] if repository.host == DOCKER_HUB else []
+    for name in [repository.host, *hub]:
+        helper = content.cred_helpers.get(name) or content.creds_store
+        if helper and (found := _ask_helper(helper, name, environment)) is not None:
+            return found
     entries = {_normalized(key): entry for key, entry in content.auths.items()}
     for key in _keys(repository):
         if key in entries:
@@ -125,6 +127,8 @@ def _keys(repository: Repository) -> Iterator[str]:
     while name:
         yield name
         name = name.rpartition("/")[0]
+    if repository.host == DOCKER_HUB:
+        yield DOCKER_HUB_LOGIN
 
 
 def _normalized(key: str) -> str:

@@ -22,7 +22,7 @@ import httpx2
 
 from dsec import __version__
 from dsec.base.errors import StoreUnavailableError
-from dsec.images.registry.reference import LAST_PORT, is_loopback
+from dsec.images.registry.reference import LAST_PORT, is_loopback, serving_host
 from dsec.images.registry.retrying import retry_after_s
 from dsec.images.registry.trust import Trust, trust_of
 
@@ -214,7 +214,7 @@ class RegistryHttp:
         self.host = host
         self._timeouts = timeouts
         self.trust: Trust = trust_of(host, environment)
-        self.base = f"{self.trust.scheme}://{host}"
+        self.base = f"{self.trust.scheme}://{serving_host(host)}"
         self._origin = _origin(httpx2.URL(self.base))
         self._clients: dict[str, httpx2.AsyncClient] = {}
 

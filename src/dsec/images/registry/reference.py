@@ -18,6 +18,11 @@ SCHEME = "oci://"
 LAST_PORT = 65_535
 MAXIMUM_NAME_LENGTH = 255
 """Of host and repository together, as registries bound it."""
+DOCKER_HUB, DOCKER_HUB_LOGIN = "docker.io", "index.docker.io"
+"""The one registry whose name is not that of the host that serves it (`distribution/reference`, normalize.go): people
+log in at the second name, and repositories of one part lie in ``library/``.
+"""
+_DOCKER_HUB_SERVER = "registry-1.docker.io"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{{1,5}}))?")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -124,6 +129,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def serving_host(host: str) -> str:
+    """Return the host, with its port, that answers for a registry."""
+    return _DOCKER_HUB_SERVER if host == DOCKER_HUB else host
+
+
 def host_name(host: str) -> str:
     """Return a host without port and brackets."""
     if host.startswith("["):
@@ -142,7 +152,10 @@ def _repository(text: str, name: str) -> Repository:
         raise _refused(text, f"{path[:80]!r} is no repository (lower-case letters, digits, '.', '_', '-' and '/')")
     if len(name) > MAXIMUM_NAME_LENGTH:
         raise _refused(text, f"host and repository have {len(name)} characters, more than {MAXIMUM_NAME_LENGTH}")
-    return Repository(host=host.lower(), path=path)
+    host = host.lower()
+    if host in (DOCKER_HUB, DOCKER_HUB_LOGIN):
+        return Repository(host=DOCKER_HUB, path=path if "/" in path else f"library/{path}")
+    return Repository(host=host, path=path)
 
 
 def _is_host_like(name: str) -> bool:
