@@ -314,6 +314,32 @@ async def test_a_deletion_that_was_under_way_when_its_part_was_published_again_i
     assert await shared.is_whole(published[1])
 
 
+async def test_a_collector_that_stood_still_deletes_nothing_for_a_later_tombstone(shared: _Store) -> None:
+    """It saw what nobody needed. Then that was kept, forgotten, doomed again, and published, all within the rules."""
+    await unpublish(shared.store, await shared.publish("a", "b"))
+    shared.clock.advance(_GRACE_S)
+    await shared.collect()
+    shared.clock.advance(_GRACE_S)
+    published: list[str] = []
+
+    class Still(FaultyObjectStore):
+        async def head(self, key: str, *, timeout_s: float = 60.0) -> ObjectInfo | None:
+            if not published and key.startswith(DOOMED):
+                published.append(await shared.publish("a", "b"))
+                await unpublish(shared.store, published[0])
+                for _ in range(2):
+                    shared.clock.advance(2 * _WINDOW_S)
+                    await shared.collect()
+                published[0] = await shared.publish("a", "b")
+                shared.clock.advance(_GRACE_S)
+            return await super().head(key, timeout_s=timeout_s)
+
+    times = Times(clock=shared.clock)
+    report = await collect_layers(await open_layer_objects(Still(shared.store), grace_s=_GRACE_S, times=times))
+    assert report.deleted == 0
+    assert await shared.is_whole(published[0])
+
+
 async def test_publishing_again_what_was_doomed_lately_waits_for_nothing(shared: _Store) -> None:
     await unpublish(shared.store, await shared.publish("a"))
     shared.clock.advance(_GRACE_S)
@@ -605,7 +631,10 @@ def image_name(manifest: LayerManifest) -> str:
 
 
 async def _live_through(inner: ObjectStore, seed: int, steps: int) -> _World:
-    """Let tasks interleave for so many steps; then let all end, and see that nothing is lost and nothing stays."""
+    """Let tasks interleave for so many steps; then let all end, and see that nothing is lost and nothing stays.
+
+    Real code, with many chunks; what each rule is needed for is shown in a small world (test_collection_model.py).
+    """
     draw = random.Random(seed)
     world = _World(inner, draw)
     turnstile = world.turnstile
@@ -664,8 +693,8 @@ async def _nothing_stays(world: _World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
-async def test_no_interleaving_loses_what_is_published_or_pulled_and_nothing_stays(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(10))
+async def test_no_draw_of_interleavings_loses_what_is_published_or_pulled_and_nothing_stays(seed: int) -> None:
     await _live_through(MemoryObjectStore(), seed, 4000)
 
 

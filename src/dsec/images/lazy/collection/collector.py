@@ -110,11 +110,11 @@ async def collect_layers(objects: LayerObjects, *, dry_run: bool = False, say: S
     )
     actions = [act for act in decide(view) if not (reached.damaged and isinstance(act, Delete | Doom))]
     stray = [] if reached.damaged else _stray_traces(traces, reached, now_s, objects.grace_s)
+    deleted = [act.part for act in actions if isinstance(act, Delete)]
     if not dry_run:
-        await _carry_out(objects, actions, say)
+        deleted = await _carry_out(objects, actions, now_s, say)
         await _delete_all(objects, [*stray, *clocks])
         await _delete_pins(objects, reached.stale_pins)
-    deleted = [act.part for act in actions if isinstance(act, Delete)]
     kinds = [part.kind for part in parts]
     return LayerCollectionReport(
         images=reached.images,
@@ -205,8 +205,10 @@ def _stray_traces(traces: Sequence[ObjectInfo], reached: _Reached, now_s: float,
     return [key for key in old if traced_subject(key) not in reached.subjects]
 
 
-async def _carry_out(objects: LayerObjects, actions: Sequence[Action], say: Say) -> None:
+async def _carry_out(objects: LayerObjects, actions: Sequence[Action], viewed_s: float, say: Say) -> list[Part]:
+    """Do what was decided, and return what was deleted."""
     store = objects.store
+    deleted: list[Part] = []
 
     async def keep(act: Action) -> None:
         await store.put(act.part.tombstone_key, TombstoneState.KEPT.value)
@@ -221,29 +223,38 @@ async def _carry_out(objects: LayerObjects, actions: Sequence[Action], say: Say)
         for start in range(0, len(chosen), _BATCH):
             if kind is Delete:
                 say(f"deleting {of.value}: {start} of {len(chosen)}")
-            await _delete_batch(objects, chosen[start : start + _BATCH], forget=kind is Forget)
+            batch = chosen[start : start + _BATCH]
+            done = await _delete_batch(objects, batch, viewed_s, forget=kind is Forget)
+            deleted += done if kind is Delete else []
     await each([act for act in actions if isinstance(act, Doom)], doom)
+    return deleted
 
 
-async def _delete_batch(objects: LayerObjects, parts: Sequence[Part], *, forget: bool) -> None:
-    """Delete parts, or only their tombstones, whose tombstones still allow it, shortly after having read those."""
+async def _delete_batch(objects: LayerObjects, parts: Sequence[Part], viewed_s: float, *, forget: bool) -> list[Part]:
+    """Delete parts, or only their tombstones, whose tombstones still allow it, shortly after having read those. Return
+    which.
+
+    A part's has to have been due at the view already: a later one says nothing against who needs it since then.
+    """
     boot_s, began_s = objects.times.clock.boot_s, objects.times.clock.boot_s()
     allowed: list[Part] = []
 
     async def read(part: Part) -> None:
-        tombstone, now_s = await objects.tombstone(part), objects.now_s()
-        if (may_forget if forget else is_due)(tombstone, now_s, objects.grace_s):
+        tombstone = await objects.tombstone(part)
+        if forget:
+            may = may_forget(tombstone, objects.now_s(), objects.grace_s)
+        else:
+            may = is_due(tombstone, viewed_s, objects.grace_s)
+        if may:
             allowed.append(part)
 
     await each(parts, read)
     if not allowed:
-        return
+        return []
     if boot_s() - began_s > objects.window_s / 4:
         # The host stood still, or the store is slow. What was read is too old to act upon; a smaller batch, or none.
         half = len(allowed) // 2
-        if half:
-            await _delete_batch(objects, allowed[:half], forget=forget)
-        return
+        return await _delete_batch(objects, allowed[:half], viewed_s, forget=forget) if half else []
     timeout_s = min(objects.window_s / 4, _LONGEST_DELETE_S)
     keys = [part.tombstone_key if forget else part.key for part in allowed]
     await objects.store.delete(keys, timeout_s=timeout_s)
@@ -253,6 +264,7 @@ async def _delete_batch(objects: LayerObjects, parts: Sequence[Part], *, forget:
             await objects.store.put(part.tombstone_key, TombstoneState.DELETED.value)
 
         await each(allowed, say_deleted)
+    return allowed
 
 
 async def _delete_all(objects: LayerObjects, keys: Sequence[str]) -> None:

@@ -71,7 +71,14 @@ def decide(view: StoreView) -> tuple[Action, ...]:
 
 
 def is_due(tombstone: Tombstone | None, now_s: float, grace_s: float) -> bool:
-    """Tell whether a collector may delete what has this tombstone, if nothing needs it."""
+    """Tell whether a collector may delete what has this tombstone, if nothing needed it at that time.
+
+    Args:
+        tombstone: as it is.
+        now_s: when the view was begun. When the tombstone is read again, much later perhaps, that time stays: another
+            one may be there by then, which is old enough too, and was written after somebody began to need the part.
+        grace_s: the store's grace period.
+    """
     return tombstone is not None and tombstone.state is TombstoneState.DOOMED and now_s - tombstone.since_s >= grace_s
 
 
