@@ -56,3 +56,16 @@ def test_a_full_disk_is_said_and_what_was_being_made_discarded(layout: Layout, t
         fail(layout, tmp_path / "store", OSError(errno.ENOSPC, "no space left"))
     assert layout.trash.wait_empty(10)
     assert not any((tmp_path / "store" / "staging").iterdir())
+
+
+def test_what_was_being_made_goes_though_the_disk_has_no_room_to_move_it(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(HostDiskFullError):
+        fail(layout, tmp_path / "store", OSError(errno.ENOSPC, "no space left"))
+    assert layout.trash.wait_empty(10)
+    assert not any((tmp_path / "store" / "staging").iterdir())

@@ -99,7 +99,7 @@ class BtrfsWritableLayers:
         try:
             os.rename(staged, staged, src_dir_fd=beside, dst_dir_fd=self._layout.staging_fd)
         except OSError:
-            self._layout.trash.put(beside, staged)
+            self._layout.trash.put_unpublished(beside, staged)
             raise
 
     def settle(self, name: str) -> None:

@@ -76,7 +76,7 @@ class Layout:
         self.trash = Trash(root, remove, finish)
         for fd in (self.staging_fd, *self._branching):
             for name in tree.names(fd):
-                self.trash.put(fd, name)
+                self.trash.put_unpublished(fd, name)
 
     def branching_fd(self) -> int:
         """Return a directory in which to make one copy, that hardly anybody else uses now.
@@ -208,14 +208,14 @@ class Layout:
         try:
             yield staged
         except OSError as error:
-            self.trash.put(self.staging_fd, staged)
+            self.trash.put_unpublished(self.staging_fd, staged)
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                 raise _taken(name) from error  # Another thread was faster.
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise host_disk_full(self._root) from error
             raise
         except BaseException:
-            self.trash.put(self.staging_fd, staged)  # Also of what is no error of ours, as a cancellation.
+            self.trash.put_unpublished(self.staging_fd, staged)  # Also of what is no error of ours, as a cancellation.
             raise
 
 

@@ -71,9 +71,8 @@ class Trash:
         self._finish = finish
         self._trash_fd = _open_private(root / "trash")
         self._removing_fd = _open_private(root / "removing")
-        self._queue = deque(tree.names(self._trash_fd))
-        self._begun = deque(tree.names(self._removing_fd))
-        self._failed: set[tuple[int, str]] = set()
+        self._queue = deque((fd, name) for fd in (self._removing_fd, self._trash_fd) for name in tree.names(fd))
+        self._failed: list[tuple[int, str]] = []
         self._told: set[str] = set()
         self._again = _Again(first_pause_s)
         self._again.soon()  # Also of what an earlier process left to be finished.
@@ -90,10 +89,23 @@ class Trash:
             os.rename(name, token, src_dir_fd=parent_fd, dst_dir_fd=self._trash_fd)
         except FileNotFoundError:
             return False
-        with self._changed:
-            self._queue.append(token)
-            self._changed.notify_all()
+        self._enqueue(self._trash_fd, token)
         return True
+
+    def put_unpublished(self, parent_fd: int, name: str) -> None:
+        """Take the entry `name`, if there is one, of a directory that is open for longer than this; return at once.
+
+        Nobody may know it by that name: what cannot be moved here is removed where it lies, by and by.
+        """
+        try:
+            self.put(parent_fd, name)
+        except OSError:
+            self._enqueue(parent_fd, name)
+
+    def _enqueue(self, parent_fd: int, name: str) -> None:
+        with self._changed:
+            self._queue.append((parent_fd, name))
+            self._changed.notify_all()
 
     def remove_at_once(self, parent_fd: int, name: str) -> None:
         """Remove the entry `name` of a directory that cannot be moved here, in the caller's thread."""
@@ -122,7 +134,7 @@ class Trash:
         os.close(self._removing_fd)
 
     def _is_empty(self) -> bool:
-        return not (self._busy or self._queue or self._begun or self._failed)
+        return not (self._busy or self._queue or self._failed)
 
     def _work(self) -> None:
         while (work := self._next()) is not None:
@@ -136,7 +148,7 @@ class Trash:
             while not self._stopping:
                 if self._again.is_due():  # Before removals: there may always be one.
                     return self._try_again
-                if self._begun or self._queue:
+                if self._queue:
                     self._busy = True
                     return self._remove_next
                 self._changed.wait(self._again.pause_s())
@@ -144,9 +156,9 @@ class Trash:
 
     def _remove_next(self) -> None:
         with self._changed:
-            is_begun = bool(self._begun)
-            name = (self._begun or self._queue).popleft()
-        parent_fd = self._removing_fd if is_begun else self._moved_on(name)
+            parent_fd, name = self._queue.popleft()
+        if parent_fd == self._trash_fd:
+            parent_fd = self._moved_on(name)
         try:
             gone = self._remove(parent_fd, name, lambda: self._stopping)
         except OSError as error:
@@ -159,7 +171,7 @@ class Trash:
                 self._told.discard(name)
                 self._again.soon()
             else:
-                self._failed.add((parent_fd, name))
+                self._failed.append((parent_fd, name))
                 self._again.some_time()
 
     def _moved_on(self, name: str) -> int:
@@ -173,8 +185,7 @@ class Trash:
     def _try_again(self) -> None:
         with self._changed:
             self._again.later()
-            for parent_fd, name in self._failed:
-                (self._begun if parent_fd == self._removing_fd else self._queue).append(name)
+            self._queue.extend(self._failed)
             is_all = not self._failed
             self._failed.clear()
         try:
