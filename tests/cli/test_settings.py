@@ -11,8 +11,10 @@ from dsec.base.errors import InvalidRequestError
 from dsec.cli import settings
 from dsec.cli.context import Options
 from dsec.cli.main import cli
-from dsec.cli.settings import load
-from dsec.node.settings import unknown_variables
+from dsec.cli.settings import load, load_beside_node
+from dsec.node.lock import hold_state
+from dsec.node.running_settings import RUNNING_SETTINGS, keep_settings
+from dsec.node.settings import NodeSettings, unknown_variables
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +110,16 @@ def test_variables_that_look_like_none_of_ours_are_mentioned_and_pass(monkeypatc
     assert "warning: the environment sets DSEC_BANANA" in result.stderr
     monkeypatch.setenv("DSEC_TOKN", "1")
     assert CliRunner().invoke(cli, ["config", "show"]).exit_code == 64
+
+
+def test_what_is_not_set_is_as_the_node_that_runs_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keep_settings(NodeSettings(state_dir="/elsewhere", store="s3://node", tracker="a1=http://10.0.0.1:1"), tmp_path)
+    options = Options(state_dir_option=tmp_path, overrides=("store=s3://mine",))
+    assert load_beside_node(options).settings.tracker == ""
+    with hold_state(tmp_path):
+        found = load_beside_node(options)
+        assert (found.settings.tracker, found.settings.store) == ("a1=http://10.0.0.1:1", "s3://mine")
+        assert found.state_dir == tmp_path
+        (tmp_path / RUNNING_SETTINGS).unlink()
+        assert load_beside_node(options).settings.tracker == ""

@@ -359,9 +359,9 @@ def prune(options: Options, as_json: bool) -> None:
 
 def store_url(options: Options) -> str:
     """Return the object store that this host's node uses."""
-    from dsec.cli.settings import load
+    from dsec.cli.settings import load_beside_node
 
-    return load(options).settings.store or own_store_url(options)
+    return load_beside_node(options).settings.store or own_store_url(options)
 
 
 def own_store_url(options: Options) -> str:

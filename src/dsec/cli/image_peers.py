@@ -43,11 +43,11 @@ def peers(options: Options, as_json: bool) -> None:
 def _known(options: Options) -> TrackerOverview:
     """Ask the tracker. Raises `InvalidRequestError` where there is none."""
     from dsec.base.errors import InvalidRequestError
-    from dsec.cli.settings import load
+    from dsec.cli.settings import load_beside_node
     from dsec.node.settings import secret_file
     from dsec.sdk.tracker import tracker_overview
 
-    loaded = load(options)
+    loaded = load_beside_node(options)
     settings = msgspec.structs.replace(loaded.settings, state_dir=str(loaded.state_dir))
     if not settings.tracker:
         raise InvalidRequestError(

@@ -13,9 +13,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dsec.base.errors import InvalidRequestError
 from dsec.cli.parameters import pair
+from dsec.node.running_settings import kept_settings
 from dsec.node.settings import SETTINGS, NodeSettings, default_state_dir, environment_values, settings_from
+from dsec.sdk.background import is_held
 
 if TYPE_CHECKING:
     from dsec.cli.context import Options
@@ -54,6 +58,24 @@ def load(options: Options, environment: Mapping[str, str] = os.environ) -> Loade
         values |= source
         origins |= {name: _origin_of(origin, name) for name in source}
     return Loaded(settings=settings_from(values), origins=origins)
+
+
+def load_beside_node(options: Options) -> Loaded:
+    """Read all sources, and let what none of them sets be as the node that runs in the state directory has it.
+
+    For commands that work on a node's stores beside it, and mean the same stores. A node may have been started with a
+    file or flags of which they know nothing.
+
+    Raises:
+        InvalidRequestError: as `load`.
+    """
+    loaded = load(options)
+    running = kept_settings(loaded.state_dir) if is_held(loaded.state_dir) else None
+    if running is None:
+        return loaded
+    unset = [name for name, origin in loaded.origins.items() if origin == "default" and name != "state_dir"]
+    settings = msgspec.structs.replace(loaded.settings, **{name: getattr(running, name) for name in unset})
+    return Loaded(settings=settings, origins=loaded.origins)
 
 
 def _origin_of(origin: str, name: str) -> str:

@@ -102,15 +102,14 @@ def gc(options: Options, url: str | None, dry_run: bool, as_json: bool) -> None:
 
 
 def _with_care(options: Options, url: str | None, act: Callable[[StoreCare], Awaitable[T]]) -> T:
-    from dsec.cli.settings import load
+    from dsec.cli.settings import load_beside_node
     from dsec.state.store_care import StoreCare
     from dsec.stores.chunks import open_chunks
     from dsec.stores.opening import open_store
 
-    where = url or load(options).settings.store or (options.state_dir / "store").as_uri()
+    where = url or load_beside_node(options).settings.store or (options.state_dir / "store").as_uri()
     require_folder(where)
     if url is None:
-        # A node that was given its store on its command line uses another one.
         note(f"store: {printable(where)}")
 
     async def run() -> T:

@@ -34,6 +34,14 @@ def keep_settings(settings: NodeSettings, state_dir: Path) -> None:
         _log.warning("settings_not_kept", error=str(error))
 
 
+def kept_settings(state_dir: Path) -> NodeSettings | None:
+    """Return the settings of the node that runs there, or ran last; None: nothing that can be read says so."""
+    try:
+        return msgspec.json.decode((state_dir / RUNNING_SETTINGS).read_bytes(), type=NodeSettings)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
 def unheeded(settings: NodeSettings, names: Iterable[str], state_dir: Path) -> tuple[str, ...]:
     """Return, in words, what somebody set and the running node does not go by.
 
@@ -42,9 +50,8 @@ def unheeded(settings: NodeSettings, names: Iterable[str], state_dir: Path) -> t
         names: which of them were, by field name; the others are defaults, which nobody asked for.
         state_dir: the node's.
     """
-    try:
-        running = msgspec.json.decode((state_dir / RUNNING_SETTINGS).read_bytes(), type=NodeSettings)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    running = kept_settings(state_dir)
+    if running is None:
         return ()
     wanted = frozenset(names) - _OF_THE_CLIENT
     return tuple(
