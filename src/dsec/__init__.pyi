@@ -196,6 +196,10 @@ from dsec.episode.spec import EpisodeRecovery as EpisodeRecovery
 from dsec.episode.spec import EpisodeSpec as EpisodeSpec
 from dsec.episode.spec import EpisodeState as EpisodeState
 from dsec.episode.spec import LostFiles as LostFiles
+from dsec.model.image_work import ImageProgress as ImageProgress
+from dsec.model.image_work import ImageVerified as ImageVerified
+from dsec.model.image_work import PublishedImage as PublishedImage
+from dsec.model.image_work import PushedImage as PushedImage
 from dsec.model.sandbox import DiskFullAction as DiskFullAction
 from dsec.model.sandbox import Lifetime as Lifetime
 from dsec.model.sandbox import Network as Network

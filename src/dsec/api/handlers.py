@@ -17,12 +17,13 @@ from dsec.api import wire
 from dsec.api.body import PacedStream
 from dsec.api.openapi import document
 from dsec.api.peers import open_gate
-from dsec.api.routes import METADATA_PREFIX, EventsQuery
+from dsec.api.routes import METADATA_PREFIX, EventsQuery, ImageQuery, LayersQuery
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError
 from dsec.model.peer_proof import PeerGate
 from dsec.model.sandbox import SandboxFilter
 from dsec.model.state import JobAction
 from dsec.service.fleet import FleetService, HasFleet
+from dsec.service.images import HasImages, ImageService
 from dsec.service.migration import ID_LENGTH, PREFIX, MigrationOffer
 from dsec.service.peers import HasPeerSide, Peer
 from dsec.service.pools import HasPools, PoolService
@@ -72,6 +73,39 @@ async def images(call: Call) -> object:
 
 async def capabilities(call: Call) -> object:
     return await call.service.capabilities()
+
+
+def _images(call: Call) -> ImageService:
+    if not isinstance(call.service, HasImages):
+        raise CapabilityMissingError("this service brings no images anywhere", resolution="talk to a node")
+    return call.service.image_work
+
+
+def pull_image(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object]]:
+    return _images(call).pull(call.body)
+
+
+def publish_image(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object]]:
+    return _images(call).publish(call.body)
+
+
+def push_image(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object]]:
+    return _images(call).push(call.body)
+
+
+def verify_image(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object]]:
+    return _images(call).verify(call.body)
+
+
+async def image_layers(call: Call) -> object:
+    query: LayersQuery = call.query
+    toolkits = tuple(name for name in query.toolkits.split(",") if name)
+    return await _images(call).layers(query.image, query.workspace, toolkits)
+
+
+async def image_statistics(call: Call) -> object:
+    query: ImageQuery = call.query
+    return list(await _images(call).statistics(query.image))
 
 
 async def prefetch(call: Call) -> object:
@@ -429,7 +463,8 @@ VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
     **{
         handler.__name__: handler
         for handler in (
-            health, openapi, node, images, prefetch, capabilities, create, inspect, remove, statistics, extend, pause,
+            health, openapi, node, images, image_layers, image_statistics, prefetch,
+            capabilities, create, inspect, remove, statistics, extend, pause,
             resume, rollback, end_processes, stop, run, start_process, list_processes, wait_process, signal_process,
             open_session, run_in_session, close_session, write_file, remove_file, stat_file, list_files,
             make_directory, move_file, upload, list_pools, set_pool, remove_pool, events,
@@ -449,6 +484,10 @@ EVENT_HANDLERS: Mapping[str, Callable[[Call], AbstractAsyncContextManager[AsyncI
     "pause_job": pause_job,
     "resume_job": resume_job,
     "drain": drain,
+    "pull_image": pull_image,
+    "publish_image": publish_image,
+    "push_image": push_image,
+    "verify_image": verify_image,
 }
 
 

@@ -20,6 +20,9 @@ from dsec.model.event import NodeEvent
 from dsec.model.files import FileInfo
 from dsec.model.fleet import DrainRequest, FleetInfo
 from dsec.model.image import ImageInfo
+from dsec.model.image_layers import Composition
+from dsec.model.image_use import ImageUse
+from dsec.model.image_work import ImagePublish, ImagePull, ImagePush, ImageVerify
 from dsec.model.node import NodeInfo
 from dsec.model.peer_proof import Hello, HelloAnswer
 from dsec.model.pool import PoolInfo
@@ -124,6 +127,20 @@ class EventsQuery(Value, frozen=True):
 
     since_s: float = 0.0
     task: str = ""
+
+
+class ImageQuery(Value, frozen=True):
+    """An image by its name; empty: all."""
+
+    image: str = ""
+
+
+class LayersQuery(Value, frozen=True):
+    """An image, or an environment: `toolkits` are names with commas between them."""
+
+    image: str
+    workspace: str = ""
+    toolkits: str = ""
 
 
 class FilterQuery(Value, frozen=True):
@@ -231,6 +248,24 @@ _TABLE: tuple[Route, ...] = (
     Route(name="node", method="GET", path="/v1/node", summary="Say which node this is, and what its host has.",
           result=NodeInfo),
     Route(name="images", method="GET", path="/v1/images", summary="List the images.", result=list[ImageInfo]),
+    Route(name="pull_image", method="POST", path="/v1/images/pull",
+          summary="Make an image of a registry or of the node's store known here; progress first, the report last.",
+          body=ImagePull, result=wire.ImageStreamEvent, result_carry=_EVENTS, deadline_s=STREAM_S),
+    Route(name="publish_image", method="POST", path="/v1/images/publish",
+          summary="Put an image into the node's object store; progress first, the report last.",
+          body=ImagePublish, result=wire.ImageStreamEvent, result_carry=_EVENTS, deadline_s=STREAM_S),
+    Route(name="push_image", method="POST", path="/v1/images/push",
+          summary="Put an image into a registry; progress first, the report last.",
+          body=ImagePush, result=wire.ImageStreamEvent, result_carry=_EVENTS, deadline_s=STREAM_S),
+    Route(name="verify_image", method="POST", path="/v1/images/verify",
+          summary="Check an image, and mend it if asked to; findings as they are made, the report last.",
+          body=ImageVerify, result=wire.ImageStreamEvent, result_carry=_EVENTS, deadline_s=STREAM_S),
+    Route(name="image_layers", method="GET", path="/v1/images/layers",
+          summary="Say what an image, or an environment of several, is made of.",
+          query=LayersQuery, result=Composition),
+    Route(name="image_statistics", method="GET", path="/v1/images/statistics",
+          summary="Say what of an image, or of all, is here, was read and came for nothing.",
+          query=ImageQuery, result=list[ImageUse]),
     Route(name="prefetch", method="PUT", path="/v1/images/prefetch",
           summary="Say what comes next, so that what it reads of images is brought before.",
           body=PrefetchHint, result=PrefetchProgress),

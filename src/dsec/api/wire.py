@@ -18,6 +18,7 @@ import msgspec
 from dsec.base.errors import DsecError, InvalidRequestError, SandboxMovedError, error_from_code, error_types
 from dsec.model.files import FileChange
 from dsec.model.fleet import DrainProgress, DrainReport
+from dsec.model.image_work import ImageEvent
 from dsec.model.pool import PoolChange
 from dsec.model.process import (
     CommandRequest,
@@ -125,6 +126,7 @@ CommandEvent = StartedEvent | OutputEvent | ExitEvent | ErrorEvent
 WatchEvent = WatchingEvent | ChangeEvent | ErrorEvent
 JobStreamEvent = JobProgress | JobReport | ErrorEvent
 DrainStreamEvent = DrainProgress | DrainReport | ErrorEvent
+ImageStreamEvent = ImageEvent | ErrorEvent
 
 
 class StartControl(Value, frozen=True, tag="start"):

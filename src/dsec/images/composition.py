@@ -12,7 +12,6 @@ change too.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -21,63 +20,11 @@ from dsec.images.merge_plan import BEST_LAYERS
 from dsec.images.merging import image_names
 from dsec.images.stacking import stacked
 from dsec.images.store import LocalImageStore
-from dsec.model.image import LayerFormat
-from dsec.model.value import Value
+from dsec.model.image_layers import Composition as Composition
+from dsec.model.image_layers import LayerKind as LayerKind
+from dsec.model.image_layers import LayerView as LayerView
 
 _LAST_VERSIONS = 10
-
-
-class LayerKind(enum.Enum):
-    BASE = "base"
-    RUNTIME = "runtime"
-    TOOLS = "tools"
-    WORKSPACE = "workspace"
-
-
-class LayerView(Value, frozen=True):
-    """One layer of an environment.
-
-    Attributes:
-        digest: the layer's.
-        image: name of the image that it comes from; the lowest one, if several have it.
-        kind: see the module.
-        format: how it is stored.
-        size_bytes: of all of it.
-        here_bytes: of what is on this host.
-        entries: files, directories and links.
-        created_s: when it was made, in seconds since the epoch; None: its image's history does not tell.
-        made_by: the step that made it; empty likewise.
-        changed: in how many of `versions` it was another layer than in the version before.
-        versions: how many versions that have one before them are known, at most 10; 0: nothing is known.
-        shared_with: other images on this host that have it.
-    """
-
-    digest: str
-    image: str
-    kind: LayerKind
-    format: LayerFormat
-    size_bytes: int
-    here_bytes: int
-    entries: int
-    created_s: float | None
-    made_by: str
-    changed: int
-    versions: int
-    shared_with: tuple[str, ...]
-
-
-class Composition(Value, frozen=True):
-    """What an environment is made of.
-
-    Attributes:
-        images: names, from the base up.
-        layers: from the lowest up.
-        warnings: what could be better, with advice.
-    """
-
-    images: tuple[str, ...]
-    layers: tuple[LayerView, ...]
-    warnings: tuple[str, ...]
 
 
 def composition(

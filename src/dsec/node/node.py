@@ -49,6 +49,7 @@ from dsec.node.core import Core, shielded
 from dsec.node.files import FileAccess, GuardedReader
 from dsec.node.fleet.fleet import Fleet
 from dsec.node.host import capacity
+from dsec.node.image_work import NodeImages
 from dsec.node.layer_release import LayerRelease
 from dsec.node.parts import NodeParts
 from dsec.node.pools.pools import Pools
@@ -87,6 +88,8 @@ class Node:
         """What peers may ask of this node; see `dsec.service.peers.Peer`."""
         self.fleet = Fleet(core, self.state.migrate)
         """This node among its peers; see `dsec.service.fleet.FleetService`."""
+        self.image_work = NodeImages(core, core.parts.image_work)
+        """Images brought here and there, and checked; see `dsec.service.images.ImageService`."""
         self.tracker = NodeTracker(core.parts.node_id, tracker_policy(core.parts.settings), core.parts.clock)
         """This node as a tracker of chunks; see `dsec.service.tracking.TrackerService`."""
         self.prefetch = core.prefetches

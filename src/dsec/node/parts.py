@@ -11,6 +11,7 @@ from dsec.base.clock import Clock, SystemClock
 from dsec.base.ids import RandomBytes
 from dsec.images.port import ImageStore
 from dsec.images.prefetches import NoPrefetches, Prefetches
+from dsec.images.work import ImageWork, NoImageWork
 from dsec.node.host import HostProbe
 from dsec.node.settings import NodeSettings
 from dsec.node.state.swap import Swap
@@ -40,6 +41,7 @@ class NodeParts:
         swap: where the memory of paused sandboxes goes; None: nowhere.
         peers: the nodes that sandboxes may move to and come from.
         prefetches: bring what will be read of images before it is.
+        image_work: pulls, publishes, pushes and checks images.
         drain_file: where it is kept that the node is being drained; None: in memory only.
         events_file: where events are kept; None: in memory only.
         fingerprints_dir: where it is kept what clean sandboxes look like; None: in memory only.
@@ -64,6 +66,7 @@ class NodeParts:
     swap: Swap | None = None
     peers: Peers = field(default_factory=NoPeers)
     prefetches: Prefetches = field(default_factory=NoPrefetches)
+    image_work: ImageWork = field(default_factory=NoImageWork)
     drain_file: Path | None = None
     clock: Clock = field(default_factory=SystemClock)
     random_bytes: RandomBytes = os.urandom

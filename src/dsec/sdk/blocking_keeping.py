@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dsec.sdk import keeping
 from dsec.sdk._sync.fleet import BlockingFleet
+from dsec.sdk._sync.images import BlockingImages
 from dsec.sdk._sync.service import BlockingService
 from dsec.sdk._sync.state import BlockingState
 from dsec.sdk.bridge import background, call
@@ -42,6 +43,11 @@ def state_of(service: BlockingService) -> BlockingState:
 def fleet_of(service: BlockingService) -> BlockingFleet:
     """Return a service's node among its peers; see `dsec.sdk.fleet.fleet_of`."""
     return BlockingFleet(keeping.fleet_of(service._service))
+
+
+def images_of(service: BlockingService) -> BlockingImages:
+    """Return what brings and keeps the images of a service; see `dsec.sdk.images.images_of`."""
+    return BlockingImages(keeping.images_of(service._service))
 
 
 def _close_shared() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dsec.sdk.connect import open_service
 from dsec.sdk.fleet import fleet_of as fleet_of
+from dsec.sdk.images import images_of as images_of
 from dsec.sdk.state import state_of as state_of
 from dsec.service.port import SandboxService
 

@@ -37,26 +37,10 @@ from dsec.images.registry.together import each
 from dsec.images.registry.upload import BlobFile, has_blob, put_manifest, upload_blob
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
-from dsec.model.value import Value
+from dsec.model.image_work import PushedImage as PushedImage
 
 _LAYERS_AT_ONCE = 2
 """One is cut into chunks while another is sent."""
-
-
-class PushedImage(Value, frozen=True):
-    """What a push came to.
-
-    Attributes:
-        reference: the image by its digest, which proves what is pulled.
-        layers: how many.
-        sent_bytes: bytes of blobs that the registry had not got.
-        present_bytes: of those that it had.
-    """
-
-    reference: str
-    layers: int
-    sent_bytes: int = 0
-    present_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,26 @@ from dsec.base.errors import NodeUnavailableError
 from dsec.model.capability import CapabilityReport
 from dsec.model.fleet import DrainProgress, DrainReport, DrainRequest, FleetInfo
 from dsec.model.image import ImageInfo
+from dsec.model.image_layers import Composition
+from dsec.model.image_use import ImageUse
+from dsec.model.image_work import (
+    ImageEvent,
+    ImageProgress,
+    ImagePublish,
+    ImagePublished,
+    ImagePull,
+    ImagePulled,
+    ImagePush,
+    ImagePushed,
+    ImageVerified,
+    ImageVerify,
+    PublishedImage,
+    PushedImage,
+)
 from dsec.model.sandbox import SandboxFilter, SandboxInfo, SandboxSpec, SandboxState
 from dsec.model.state import JobAction, JobInfo, JobProgress, JobReport, RestoreRequest, SnapshotInfo
 from dsec.sdk._async.sandbox import AsyncSandbox
-from dsec.sdk.keeping import Keeper, fleet_of, state_of
+from dsec.sdk.keeping import Keeper, fleet_of, images_of, state_of
 from dsec.sdk.values import SpecFields
 from dsec.service.port import DEFAULT_CREATE_TIMEOUT_S, SandboxService
 
@@ -22,6 +38,19 @@ Drained = Callable[[DrainProgress], None]
 """What is called as a drain gets on."""
 Progressed = Callable[[JobProgress], None]
 """What is called as an action on a job gets on."""
+
+
+ImageProgressed = Callable[[ImageProgress], None]
+"""What is called as work on an image gets on."""
+
+
+def _tell(on_progress: ImageProgressed | None, event: ImageEvent) -> None:
+    if on_progress is not None and isinstance(event, ImageProgress):
+        on_progress(event)
+
+
+def _no_outcome(what: str) -> NodeUnavailableError:
+    return NodeUnavailableError(f"the node told no outcome of the {what}", resolution="ask again")
 
 
 class AsyncClient:
@@ -71,6 +100,102 @@ class AsyncClient:
     async def images(self) -> Sequence[ImageInfo]:
         """List the images."""
         return await (await self.service()).images()
+
+    # -- images -------------------------------------------------------------------------------------------------
+
+    async def pull_image(
+        self, reference: str, *, name: str = "", eager: bool = False, on_progress: ImageProgressed | None = None
+    ) -> ImageInfo:
+        """Make an image known on the node: at once, its chunks come when they are touched, unless `eager`.
+
+        It goes on when the caller leaves; asked for again, it is joined, or found done.
+
+        Args:
+            reference: ``HOST[:PORT]/REPOSITORY:TAG`` or ``@sha256:...`` of a registry, read with the node's
+                credentials; or ``b3:...`` or a tag of the node's object store.
+            name: of the image there; empty: as `dsec image pull` names it.
+            eager: fetch all of it now.
+            on_progress: called as it gets on.
+
+        Raises:
+            InvalidRequestError: that is no reference, or of no image that can be had.
+            ObjectNotFoundError: store or registry have not got it.
+            UnauthorizedError, PermissionDeniedError: as the registry says to the node.
+            StateCorruptedError, StoreUnavailableError, HostDiskFullError: see there.
+            NodeUnavailableError: the node ended, or does too much; ask again.
+        """
+        request = ImagePull(reference=reference, name=name, eager=eager)
+        async with images_of(await self.service()).pull(request) as events:
+            async for event in events:
+                if isinstance(event, ImagePulled):
+                    return event.image
+                _tell(on_progress, event)
+        raise _no_outcome("pull")
+
+    async def publish_image(
+        self, image: str, *, tag: str = "", by_traces: bool = False, on_progress: ImageProgressed | None = None
+    ) -> PublishedImage:
+        """Put an image of the node into its object store; its `reference` is what others pull it by. As `pull_image`.
+
+        Args:
+            image: its name.
+            tag: what people may pull it by, too.
+            by_traces: lay its layers out by its traces.
+            on_progress: called as it gets on.
+        """
+        request = ImagePublish(image=image, tag=tag, by_traces=by_traces)
+        async with images_of(await self.service()).publish(request) as events:
+            async for event in events:
+                if isinstance(event, ImagePublished):
+                    return event.image
+                _tell(on_progress, event)
+        raise _no_outcome("publication")
+
+    async def push_image(
+        self, image: str, reference: str, *, by_traces: bool = False, on_progress: ImageProgressed | None = None
+    ) -> PushedImage:
+        """Put an image of the node into a registry, with the node's credentials. As `pull_image`.
+
+        Args:
+            image: its name.
+            reference: ``HOST[:PORT]/REPOSITORY[:TAG]``.
+            by_traces: lay its layers out by its traces.
+            on_progress: called as it gets on.
+        """
+        request = ImagePush(image=image, reference=reference, by_traces=by_traces)
+        async with images_of(await self.service()).push(request) as events:
+            async for event in events:
+                if isinstance(event, ImagePushed):
+                    return event.image
+                _tell(on_progress, event)
+        raise _no_outcome("push")
+
+    async def verify_image(
+        self, image: str, *, full: bool = False, repair: bool = False, on_progress: ImageProgressed | None = None
+    ) -> ImageVerified:
+        """Check an image of the node, and say what was found. As `pull_image`.
+
+        Args:
+            image: its name.
+            full: read also every chunk that the origins of its layers have.
+            repair: make good what can be.
+            on_progress: called as it gets on.
+        """
+        request = ImageVerify(image=image, full=full, repair=repair)
+        async with images_of(await self.service()).verify(request) as events:
+            async for event in events:
+                if isinstance(event, ImageVerified):
+                    return event
+                _tell(on_progress, event)
+        raise _no_outcome("verification")
+
+    async def image_layers(self, image: str, *, workspace: str = "", toolkits: Sequence[str] = ()) -> Composition:
+        """Say what an image, or an environment of several, is made of."""
+        return await images_of(await self.service()).layers(image, workspace, toolkits)
+
+    async def image_statistics(self, image: str = "") -> Sequence[ImageUse]:
+        """Say what of an image, or of all, is on the node, was read and came for nothing."""
+        return await images_of(await self.service()).statistics(image)
 
     async def capabilities(self) -> Sequence[CapabilityReport]:
         """Say what the node can enforce."""

@@ -63,28 +63,8 @@ from dsec.images.lazy.publication.seeding import seed_published
 from dsec.images.registry.reference import names_registry
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
-from dsec.model.value import Value
+from dsec.model.image_work import PublishedImage as PublishedImage
 from dsec.stores.objects import ObjectStore
-
-
-class PublishedImage(Value, frozen=True):
-    """What a publication of an image came to.
-
-    Attributes:
-        reference: what to pull it by.
-        layers: how many.
-        chunks: pieces of all layers, metadata included.
-        new_chunks: those that the store did not hold.
-        stored_bytes: bytes of the new ones.
-        manifests: names of the layers' manifests, from the lowest up.
-    """
-
-    reference: str
-    layers: int
-    manifests: tuple[str, ...] = ()
-    chunks: int = 0
-    new_chunks: int = 0
-    stored_bytes: int = 0
 
 
 async def publish_image(

@@ -5,38 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dsec.images.lazy.serving.client import LayerDaemon
-from dsec.images.lazy.tracing.touches import LayerUse
 from dsec.images.lazy.tracing.traces import TraceShelf
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo, LayerFormat
-from dsec.model.value import Value
-
-
-class ImageUse(Value, frozen=True):
-    """What came of an image, and what of it was read; content bytes, in whole chunks.
-
-    Attributes:
-        image: its name.
-        image_id: its id.
-        size_bytes: of its layers' files.
-        here_bytes: of these, what is on this host: what `dsec image ls` and `layers` say too.
-        local_bytes: of those that are wholly here and were never loaded when touched: of them nothing is seen.
-        touched_bytes, prefetched_bytes, wasted_bytes, fetched_bytes: of the others; see `LayerUse`.
-        layers: what they are of, one a lazy layer.
-        commands: names of the programs that it has traces of; empty text: that of its first use.
-    """
-
-    image: str
-    image_id: str
-    size_bytes: int
-    here_bytes: int
-    local_bytes: int
-    touched_bytes: int
-    prefetched_bytes: int
-    wasted_bytes: int
-    fetched_bytes: int
-    layers: tuple[LayerUse, ...]
-    commands: tuple[str, ...]
+from dsec.model.image_use import ImageUse as ImageUse
 
 
 def image_uses(images: LocalImageStore, chosen: Iterable[ImageInfo], daemon: LayerDaemon) -> tuple[ImageUse, ...]:

@@ -29,6 +29,7 @@ import msgspec
 
 from dsec.images.lazy.caching.cached_layer import METADATA
 from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.model.image_use import LayerUse as LayerUse
 from dsec.model.value import Value
 
 VERSION = 1
@@ -55,36 +56,6 @@ class Touch(Value, frozen=True):
 
     position: int
     after_s: float
-
-
-class LayerUse(Value, frozen=True):
-    """What came of a layer, and what of it was read; content bytes, in whole chunks.
-
-    Attributes:
-        manifest: name of its manifest.
-        layer: its digest.
-        size_bytes: of its file.
-        metadata_bytes: what is always fetched first.
-        touched_bytes: chunks that were read, those that came beforehand included.
-        prefetched_bytes: of these, what had come beforehand.
-        wasted_bytes: what came beforehand and was not read, so far.
-        fetched_bytes: what came from sources at least once, metadata included.
-        cached_bytes: what the cache counts of it now: chunks, and the metadata apart.
-        is_complete: all of it is here, so that further reads are seen by nobody.
-        age_s: seconds since it was mounted first.
-    """
-
-    manifest: str
-    layer: str
-    size_bytes: int
-    metadata_bytes: int
-    touched_bytes: int = 0
-    prefetched_bytes: int = 0
-    wasted_bytes: int = 0
-    fetched_bytes: int = 0
-    cached_bytes: int = 0
-    is_complete: bool = False
-    age_s: float = 0.0
 
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsec.base.errors import DsecError, ObjectNotFoundError
-from dsec.model.value import Value
+from dsec.model.image_work import ImageFinding
+
+Finding = ImageFinding
 
 Progress = Callable[[str, int, int], None]
 """Told which part is being read, how many of its pieces were, and of how many; from the event loop."""
@@ -14,29 +16,6 @@ Progress = Callable[[str, int, int], None]
 
 def untold(part: str, done: int, total: int) -> None:
     """Tell nobody."""
-
-
-class Finding(Value, frozen=True):
-    """What was found about one part of an image.
-
-    Attributes:
-        part: ``manifest``, ``manifest of layer-1`` (the lowest), ``document``, ``layer-1``, ``layer-1 cache``,
-            ``layer-1 peers``, ``layer-1 store`` or ``layer-1 registry``.
-        ok: whether it is what it should be, or is so again.
-        detail: in words.
-        advice: what to do; empty: nothing.
-        node: where that is: this node's id, or the URL of a store or registry.
-        layer: the layer's digest; empty: it is about no single one.
-        repaired: whether it was not, and was made good.
-    """
-
-    part: str
-    ok: bool
-    detail: str
-    advice: str = ""
-    node: str = ""
-    layer: str = ""
-    repaired: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,151 @@
+"""Work on the images of this host: between its image store, its object store, and registries. An `ImageWork`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import anyio.to_thread
+
+from dsec.images.composition import composition
+from dsec.images.lazy.publication.sharing import publish_image, pull_image
+from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.tracing.image_use import image_uses
+from dsec.images.lazy.verifying.findings import VerifyOptions
+from dsec.images.lazy.verifying.verification import verify_image
+from dsec.images.registry.client import RegistryClient
+from dsec.images.registry.pull import PullRequest, pull_from_registry
+from dsec.images.registry.push import PushRequest, push_image
+from dsec.images.registry.reference import names_registry, parse_reference
+from dsec.images.registry.source import close_shared
+from dsec.images.store import LocalImageStore
+from dsec.images.work import Say
+from dsec.model.image_layers import Composition
+from dsec.model.image_use import ImageUse
+from dsec.model.image_work import (
+    ImageFinding,
+    ImageFound,
+    ImageProgress,
+    ImagePublish,
+    ImagePublished,
+    ImagePull,
+    ImagePulled,
+    ImagePush,
+    ImagePushed,
+    ImageReport,
+    ImageRequest,
+    ImageVerified,
+    ImageVerify,
+)
+from dsec.stores.opening import open_existing, open_store
+
+
+class LocalImageWork:
+    """The work on a host's images.
+
+    Args:
+        images: where they are.
+        daemon: serves its lazy layers.
+        store_url: of its object store.
+        node: its node's id, for findings.
+    """
+
+    def __init__(self, images: LocalImageStore, daemon: LayerDaemon, *, store_url: str, node: str) -> None:
+        self._images = images
+        self._daemon = daemon
+        self._store_url = store_url
+        self._node = node
+
+    async def carry_out(self, request: ImageRequest, say: Say) -> ImageReport:
+        """See the port."""
+        if isinstance(request, ImagePull):
+            return await self._pull(request, say)
+        if isinstance(request, ImagePublish):
+            return await self._publish(request, say)
+        if isinstance(request, ImagePush):
+            return await self._push(request, say)
+        return await self._verify(request, say)
+
+    async def _pull(self, request: ImagePull, say: Say) -> ImagePulled:
+        if names_registry(request.reference):
+            return await self._pull_from_registry(request, say)
+        store = await anyio.to_thread.run_sync(open_existing, self._store_url)
+
+        def progress(here_bytes: int, total_bytes: int) -> None:
+            say(ImageProgress(what="pulling", done=here_bytes, total=total_bytes))
+
+        try:
+            pulled = await pull_image(
+                self._images,
+                request.reference,
+                store,
+                name=request.name or None,
+                eager=request.eager,
+                progress=progress,
+            )
+        finally:
+            await store.aclose()
+        return ImagePulled(image=pulled)
+
+    async def _pull_from_registry(self, request: ImagePull, say: Say) -> ImagePulled:
+        reference = parse_reference(request.reference)
+        client = RegistryClient(reference.repository.host)
+        wanted = PullRequest(
+            reference=reference, name=request.name or None, eager=request.eager, progress=partial(_line, say)
+        )
+        try:
+            return ImagePulled(image=await pull_from_registry(self._images, wanted, client))
+        finally:
+            await close_shared()
+            await client.aclose()
+
+    async def _publish(self, request: ImagePublish, say: Say) -> ImagePublished:
+        store = await anyio.to_thread.run_sync(open_store, self._store_url)
+        try:
+            published = await publish_image(
+                self._images,
+                request.image,
+                store,
+                tag=request.tag or None,
+                by_traces=request.by_traces,
+                say=partial(_line, say),
+            )
+        finally:
+            await store.aclose()
+        return ImagePublished(image=published)
+
+    async def _push(self, request: ImagePush, say: Say) -> ImagePushed:
+        reference = parse_reference(request.reference)
+        client = RegistryClient(reference.repository.host)
+        wanted = PushRequest(
+            name=request.image, reference=reference, by_traces=request.by_traces, progress=partial(_line, say)
+        )
+        try:
+            return ImagePushed(image=await push_image(self._images, wanted, client))
+        finally:
+            await client.aclose()
+
+    async def _verify(self, request: ImageVerify, say: Say) -> ImageVerified:
+        def progress(part: str, done: int, total: int) -> None:
+            say(ImageProgress(what=part, done=done, total=total))
+
+        options = VerifyOptions(
+            node=self._node, store_url=self._store_url, full=request.full, repair=request.repair, progress=progress
+        )
+        findings: list[ImageFinding] = []
+        async for finding in verify_image(self._images, request.image, self._daemon, options):
+            findings.append(finding)
+            say(ImageFound(finding=finding))
+        return ImageVerified(ok=all(finding.ok for finding in findings), findings=tuple(findings))
+
+    def layers(self, image: str, workspace: str, toolkits: Sequence[str]) -> Composition:
+        """See the port."""
+        return composition(self._images, image, workspace or None, toolkits)
+
+    def statistics(self, image: str) -> tuple[ImageUse, ...]:
+        """See the port."""
+        return image_uses(self._images, (self._images.get(image),) if image else self._images.list(), self._daemon)
+
+
+def _line(say: Say, line: str) -> None:
+    say(ImageProgress(what=line))
