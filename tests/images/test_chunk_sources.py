@@ -10,8 +10,9 @@ import pytest
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef, encode
+from dsec.images.lazy.peers.landing import Landing, State
 from dsec.images.lazy.source import BlobSource, ChunkSource, MemorySource, ObjectSource, chunk_key, fetch_verified
-from dsec.stores.objects import ObjectStore
+from dsec.stores.objects import DEFAULT_TIMEOUT_S, Begin, ObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.stores.opening import open_store
@@ -108,6 +109,55 @@ async def test_whoever_gave_what_does_not_verify_is_told_so_and_nobody_else() ->
     lying, empty, good = _Blamed({ref.id: stored[ref.id][:-1] + b"?"}), _Blamed({}), _Blamed(stored)
     await fetch_verified([empty, lying, good], ref, timeout_s=1)
     assert (empty.errors, lying.errors, good.errors) == ([], [(ref.id, "state_corrupted")], [])
+
+
+class _InPieces(MemoryObjectStore):
+    """Gives objects in pieces of ten bytes; the first time less than it says, and then it fails."""
+
+    fails = 1
+
+    async def get_pieces(
+        self, key: str, start: int, length: int, begin: Begin, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> bytes:
+        data = await self.get_range(key, start, length)
+        while True:
+            take = begin(len(data))
+            for at in range(0, len(data), 10):
+                if self.fails and at >= 20:
+                    break
+                take(data[at : at + 10])
+            else:
+                return data
+            self.fails -= 1
+            if self.fails:
+                raise StoreUnavailableError("it fails")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("fails", [0, 1, 2])
+async def test_what_an_origin_gives_is_passed_on_from_its_beginning_each_time_that_it_begins(fails: int) -> None:
+    stored, (ref, *_) = stored_chunks([b"content" * 100])
+    store = _InPieces()
+    store.fails = fails
+    await store.put(chunk_key(ref.id), stored[ref.id])
+    landings: list[Landing] = []
+
+    def land(size: int) -> Landing:
+        landings.append(Landing(ref.id, size, lambda: None))
+        return landings[-1]
+
+    try:
+        if fails > 1:
+            with pytest.raises(StoreUnavailableError):
+                await fetch_verified([ObjectSource(store)], ref, timeout_s=1, passing=lambda _: land)
+        else:
+            await fetch_verified([ObjectSource(store)], ref, timeout_s=1, passing=lambda _: land)
+            assert bytes(landings[-1].view) == stored[ref.id]
+        spoilt = [landing.state is State.SPOILT for landing in landings]
+        assert spoilt == {0: [False], 1: [True, False], 2: [True]}[fails]
+    finally:
+        for landing in landings:
+            landing.close()
 
 
 @pytest.mark.anyio

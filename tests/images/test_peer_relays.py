@@ -129,7 +129,7 @@ async def test_a_chunk_is_passed_on_while_it_comes_and_its_end_when_it_is_verifi
         fill(landing, len(STORED))
         await anyio.sleep(0.05)
         assert taker.came is None, "all of it came, and nobody knows yet what it is"
-        landing.verified()
+        landing.verified(STORED)
         await until(lambda: taker.came is not None)
     assert taker.came == STORED
     assert giver.uploads.sending == giver.uploads.held == 0
@@ -162,6 +162,22 @@ async def test_a_relay_that_stands_still_is_given_up_at_both_ends(tmp_path: Path
         assert giver.uploads.sending == 0
 
 
+async def test_a_chunk_that_was_verified_as_somebody_else_gave_it_does_not_vouch_for_what_is_passed_on(
+    tmp_path: Path,
+) -> None:
+    async with nodes(tmp_path, "giver") as (giver,), anyio.create_task_group() as group:
+        giver.expect(NAME)
+        landing = giver.land(NAME, len(STORED))
+        fill(landing, len(STORED), os.urandom(len(STORED)))
+        taker = Taker(giver)
+        group.start_soon(taker.take)
+        await until(lambda: giver.uploads.sending == 1)
+        landing.verified(STORED)
+        await until(lambda: taker.came is not None)
+        assert isinstance(taker.came, PeerFailedError)
+        assert taker.came.kind is FailureKind.BROKEN
+
+
 async def test_a_chunk_that_begins_to_come_again_is_passed_on_from_its_beginning(tmp_path: Path) -> None:
     async with nodes(tmp_path, "giver") as (giver,), anyio.create_task_group() as group:
         giver.expect(NAME)
@@ -172,7 +188,7 @@ async def test_a_chunk_that_begins_to_come_again_is_passed_on_from_its_beginning
         await until(lambda: giver.uploads.held == 1)
         landing = giver.land(NAME, len(STORED))
         fill(landing, len(STORED))
-        landing.verified()
+        landing.verified(STORED)
         await until(lambda: taker.came is not None)
         assert taker.came == STORED
 
@@ -260,7 +276,10 @@ def test_the_end_of_a_chunk_is_never_passed_on_before_it_is_verified(size: int, 
                 count = max(count, min(step, size))
                 landing.came(count)
             elif step != "more":
-                getattr(landing, step)()
+                if step == "verified":
+                    landing.verified(bytes(landing.view))
+                else:
+                    getattr(landing, step)()
                 ended = ended or step
             expected = size if ended == "verified" else max(0, min(count, size - KEPT_BACK_BYTES))
             assert part.sendable_bytes == expected

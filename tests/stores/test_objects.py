@@ -21,7 +21,7 @@ from dsec.base.errors import (
     StoreUnavailableError,
     UnauthorizedError,
 )
-from dsec.stores.objects import ObjectStore
+from dsec.stores.objects import ObjectStore, PiecewiseObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.stores.objects_memory import MemoryObjectStore
 from dsec.stores.opening import open_store
@@ -77,6 +77,26 @@ class TestS3(ObjectStoreSuite):
                 await store.put("a/object", b"x", timeout_s=0.5)
         finally:
             s3_server.process.send_signal(signal.SIGCONT)
+
+    @pytest.mark.anyio
+    async def test_what_comes_is_given_away_while_it_comes(self, store: ObjectStore) -> None:
+        assert isinstance(store, PiecewiseObjectStore)
+        data = os.urandom(1 << 20)
+        await store.put("a/object", data)
+        for start, length in ((0, len(data)), (100, 300_000), (500_000, 1 << 30)):
+            told: list[int] = []
+            pieces: list[bytes] = []
+
+            def begin(size: int, told: list[int] = told, pieces: list[bytes] = pieces) -> Callable[[bytes], None]:
+                told.append(size)
+                pieces.clear()
+                return pieces.append
+
+            wanted = data[start : start + length]
+            assert await store.get_pieces("a/object", start, length, begin) == wanted
+            assert (told, b"".join(pieces)) == ([len(wanted)], wanted)
+        with pytest.raises(ObjectNotFoundError):
+            await store.get_pieces("no/object", 0, 10, begin)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Offer(msgspec.Struct, Generic[_Peer], gc=False):
         transfers: that it has, waiting ones included.
         sent_to: how often somebody was sent to it lately.
         depth: 0: it has the chunk; otherwise how many it has to come through.
-        delay: how long it takes until whoever asks has the chunk, in seconds for each of its bytes.
+        delay_s: how long it takes until whoever asks has the chunk.
     """
 
     peer: _Peer
@@ -50,7 +50,7 @@ class Offer(msgspec.Struct, Generic[_Peer], gc=False):
     transfers: int
     sent_to: float
     depth: int = 0
-    delay: float = 0.0
+    delay_s: float = 0.0
 
 
 def score(bandwidth: float, load: float, policy: ChoicePolicy) -> float:
@@ -76,11 +76,11 @@ def rank(
     known = [offer.bandwidth_bytes_per_s for offer in offers if offer.bandwidth_bytes_per_s]
     most, usual = (max(known), sum(known) / len(known)) if known else (1.0, 1.0)
     fair = policy.fair_share * min(usual_sent, sum(offer.sent_to for offer in offers) / max(1, len(offers)))
-    soonest = min((each.delay for each in offers if each.depth and not is_overused(each, fair)), default=math.inf)
+    soonest = min((each.delay_s for each in offers if each.depth and not is_overused(each, fair)), default=math.inf)
     keyed = [
         (
             at_class := _class_of(offer, fair, soonest),
-            offer.delay if at_class == _SOONEST else 0.0,
+            offer.delay_s if at_class == _SOONEST else 0.0,
             -score((offer.bandwidth_bytes_per_s or usual) / most, min(1.0, offer.transfers / offer.slots), policy),
             bits(_TIE_BITS),
             at,
@@ -96,7 +96,7 @@ def has_room(offer: Offer[_Peer], policy: ChoicePolicy = ChoicePolicy(), usual_s
     nobody else sooner then.
     """
     has_slot = not offer.depth and offer.transfers < offer.slots
-    is_soon = not offer.transfers or offer.delay * offer.transfers / (offer.transfers + 1) <= policy.relay_byte_s
+    is_soon = not offer.transfers or offer.delay_s * offer.transfers / (offer.transfers + 1) <= policy.relay_s
     return has_slot and is_soon and not is_overused(offer, policy.fair_share * usual_sent)
 
 
@@ -111,4 +111,4 @@ def _class_of(offer: Offer[_Peer], fair: float, soonest: float) -> int:
         return 4
     if is_overused(offer, fair):
         return 3
-    return _SOONEST if offer.depth or offer.delay > soonest else 1
+    return _SOONEST if offer.depth or offer.delay_s > soonest else 1

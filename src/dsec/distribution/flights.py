@@ -31,7 +31,7 @@ class Flight:
         chunk, node: which, and who.
         parent: whom it was told to ask first; empty: the origin.
         depth: how many the chunk comes through, itself included.
-        delay: how long it takes until the chunk is there, in seconds for each of its bytes.
+        there_s: when the chunk is expected to be there.
         rooted_s: when the first of those through whom the chunk comes was told where to get it.
         until_s: it is not believed in any longer.
         layer: name of the manifest that the chunk is of.
@@ -45,7 +45,7 @@ class Flight:
     node: str
     parent: str
     depth: int
-    delay: float
+    there_s: float
     rooted_s: float
     until_s: float
     layer: str

@@ -24,30 +24,25 @@ class ChoicePolicy(Value, frozen=True):
             would choose the same one, and 500 would be looked at for each chunk.
         candidates: how many are proposed, the best first; the others are for when that one fails.
         fair_share: who was sent to more than so many times as often as the mean of those it is compared with comes
-            last. Below the 2 that no node may exceed, so that there is room for chance.
+            last. Well below the 2 that no node may exceed, so that there is room for chance.
         fanout: how many are told to wait for one chunk at one node that is only fetching it, at most.
         depth: how long such a chain of waiting nodes may be. Two followers each, eight levels would do for 500
             nodes; chance makes some branches twice as long.
         relay_s: what each further node on a chunk's way costs: it is passed on while it comes, but its end only when
             it is verified. A second follower costs a whole transfer. Where that takes longer, nodes form chains, which
             spread the sending too, and have a second one only when there is no end of a chain left.
-        relayed_bytes: of a chunk, for which that is so.
+        chunk_bytes: what a chunk is taken to have, when it is reckoned how long it takes.
     """
 
     bandwidth_weight: Share = 0.6
     load_weight: Share = 0.4
     sampled: Number = 6
     candidates: Number = 3
-    fair_share: Annotated[float, Meta(gt=1)] = 1.5
+    fair_share: Annotated[float, Meta(gt=1)] = 1.25
     fanout: Number = 2
     depth: Number = 16
     relay_s: Annotated[float, Meta(ge=0)] = 0.008
-    relayed_bytes: Number = 4 << 20
-
-    @property
-    def relay_byte_s(self) -> float:
-        """What each further node on the way costs, in seconds for each byte."""
-        return self.relay_s / self.relayed_bytes
+    chunk_bytes: Number = 4 << 20
 
 
 class SuspicionPolicy(Value, frozen=True):

@@ -33,18 +33,20 @@ from dsec.distribution.messages import (
     Report,
     Verdict,
 )
-from dsec.distribution.policy import TrackerPolicy
+from dsec.distribution.policy import ChoicePolicy, TrackerPolicy
 from dsec.distribution.suspicion import Suspicion
 from dsec.model.value import Value
 from dsec.placement.sampling import RandomBits
 from dsec.placement.trust import smoothed
 
-_HALF_LIFE_S = 60.0
+_HALF_LIFE_S = 10.0
 """How fast it is forgotten how often somebody was sent to a node."""
 _LOAD_LASTS_S = 0.25
 """So long is a node believed to be sending what it said that it sends."""
 _SCANNED = 64
 """So many are looked at when none of those that were drawn will do."""
+_FAIR_AHEAD = 1.5
+"""As `ChoicePolicy.fair_share`, for chunks that are asked for ahead; coarser, as much happens until their turn."""
 _REMEMBERED_PROPOSALS = 65_536
 _JITTER_BITS = 16
 _USUAL_TIMES = 4.0
@@ -148,10 +150,9 @@ class _Node(_Sendings):
     uploads: int = 0
     heard_s: float = 0.0
 
-    @property
-    def byte_s(self) -> float:
-        """How long it takes to send one byte."""
-        return 1.0 / (self.bandwidth_bytes_per_s or _USUAL_BYTES_PER_S)
+    def chunk_s(self, policy: ChoicePolicy) -> float:
+        """Return how long it takes to send a chunk of the usual size."""
+        return policy.chunk_bytes / (self.bandwidth_bytes_per_s or _USUAL_BYTES_PER_S)
 
 
 class Tracker:
@@ -396,7 +397,7 @@ class Tracker:
         """
         choice = self.policy.choice
         usual_sent = self._usual_sent(now_s)
-        fair = choice.fair_share * usual_sent
+        fair = _FAIR_AHEAD * usual_sent
         offers = self._not_full(self._holding(question, choice.sampled, now_s))
         usable = [offer for offer in offers if not is_overused(offer, fair)]
         if not usable:
@@ -459,7 +460,7 @@ class Tracker:
         is_followed = self._flights.followers(question.chunk, question.node) > 0
         if is_followed and self._flights.waits_for(flight, question.node):
             return None
-        return self._offer(node, flight.depth, flight.delay, now_s)
+        return self._offer(node, flight.depth, max(0.0, flight.there_s - now_s), now_s)
 
     def _usable(self, question: _Question, name: str, now_s: float) -> _Node | None:
         if name == question.node or name in question.avoided or name in question.busy:
@@ -469,9 +470,10 @@ class Tracker:
             return None
         return node
 
-    def _offer(self, node: _Node, depth: int, delay: float, now_s: float) -> Offer[_Node]:
+    def _offer(self, node: _Node, depth: int, there_in_s: float, now_s: float) -> Offer[_Node]:
+        """Return what a node can offer that has a chunk, or to which it comes through so many, in so many seconds."""
         transfers = self._transfers(node, now_s)
-        own_s = node.byte_s * (transfers + 1)
+        send_s = node.chunk_s(self.policy.choice) * (transfers + 1)
         return Offer(
             peer=node,
             bandwidth_bytes_per_s=float(node.bandwidth_bytes_per_s),
@@ -479,7 +481,7 @@ class Tracker:
             transfers=transfers,
             sent_to=node.sent_to_at(now_s),
             depth=depth,
-            delay=max(delay, own_s) + self.policy.choice.relay_byte_s if depth else own_s,
+            delay_s=max(there_in_s, send_s) + self.policy.choice.relay_s if depth else send_s,
         )
 
     def _usual_sent(self, now_s: float) -> float:
@@ -519,7 +521,7 @@ class Tracker:
                 node=question.node,
                 parent=ranked[0].peer.name if ranked else "",
                 depth=ranked[0].depth + 1 if ranked else 1,
-                delay=self._delay(asker, ranked),
+                there_s=now_s + self._delay_s(asker, ranked),
                 rooted_s=now_s if parent is None else parent.rooted_s,
                 until_s=now_s + self.policy.flight_s,
                 layer=question.layer,
@@ -535,12 +537,12 @@ class Tracker:
         if asker is None or not asker.slots:
             return 0, 0
         choice = self.policy.choice
-        return (1 if asker.byte_s > choice.relay_byte_s else choice.fanout), choice.fanout
+        return (1 if asker.chunk_s(choice) > choice.relay_s else choice.fanout), choice.fanout
 
-    def _delay(self, asker: _Node | None, ranked: Sequence[Offer[_Node]]) -> float:
-        """Return how long it takes until a chunk is at whoever asked, in seconds for each byte."""
-        own_s = asker.byte_s if asker is not None else 0.0
-        return max(ranked[0].delay, own_s) if ranked else own_s
+    def _delay_s(self, asker: _Node | None, ranked: Sequence[Offer[_Node]]) -> float:
+        """Return how long it takes until a chunk is at whoever asked."""
+        own_s = asker.chunk_s(self.policy.choice) if asker is not None else 0.0
+        return max(ranked[0].delay_s, own_s) if ranked else own_s
 
     def _tell_to_wait(self, question: _Question) -> Answer:
         self._to_wait += 1

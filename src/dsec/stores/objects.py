@@ -18,9 +18,9 @@ Contract of every driver:
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dsec.base.errors import InvalidRequestError
 
@@ -79,6 +79,22 @@ class ObjectStore(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections."""
+
+
+Begin = Callable[[int], Callable[[bytes], None]]
+"""Told how much comes; returns who takes it, piece by piece. Called again when all of it comes again from the first."""
+
+
+@runtime_checkable
+class PiecewiseObjectStore(Protocol):
+    """A store over a network, of which what comes of an object can be used before it is whole."""
+
+    async def get_pieces(
+        self, key: str, start: int, length: int, begin: Begin, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> bytes:
+        """Do as `ObjectStore.get_range`, and give away what comes while it comes. Neither `begin` nor what it returns
+        may wait.
+        """
 
 
 def check_key(key: str) -> str:

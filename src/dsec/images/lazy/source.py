@@ -14,14 +14,15 @@ Contract of every driver:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import anyio.to_thread
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError, StoreUnavailableError
 from dsec.images.lazy.formats.stored import MAXIMUM_STORED_BYTES, ChunkRef, decode
+from dsec.images.lazy.peers.landing import Land, Landing
 from dsec.images.lazy.peers.report import PeersReport
-from dsec.stores.objects import ObjectStore
+from dsec.stores.objects import ObjectStore, PiecewiseObjectStore
 
 DEFAULT_TIMEOUT_S = 30.0
 PEERS = "peers"
@@ -51,6 +52,14 @@ class ChunkSource(Protocol):
         """
 
 
+@runtime_checkable
+class PassingSource(Protocol):
+    """A source of which what comes can be passed on to other nodes before it is whole."""
+
+    async def fetch_passing(self, ref: ChunkRef, land: Land, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        """Do as `ChunkSource.fetch`, with a landing for what comes; one of which nothing becomes is spoilt."""
+
+
 class Neighbours(Protocol):
     """Other nodes that give chunks, and are given ours. Called from one event loop."""
 
@@ -62,6 +71,9 @@ class Neighbours(Protocol):
 
     def failed(self, ref: ChunkRef) -> None:
         """Take notice that a chunk did not come."""
+
+    def passing(self, ref: ChunkRef) -> Land:
+        """Return who makes landings for a chunk that is asked of an origin now."""
 
     def order(self, chunks: Sequence[ChunkRef]) -> Sequence[int]:
         """Return the numbers of a layer's chunks in an order of this node's own: nodes that all begin with the first
@@ -105,8 +117,53 @@ class ObjectSource:
         # By a range, so that an object that somebody made long does not fill our memory.
         return await self._store.get_range(chunk_key(ref.id), 0, MAXIMUM_STORED_BYTES + 1, timeout_s=timeout_s)
 
+    async def fetch_passing(self, ref: ChunkRef, land: Land, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
+        store = self._store
+        if not isinstance(store, PiecewiseObjectStore):
+            return await self.fetch(ref, timeout_s=timeout_s)
+        landed = _Landed(land)
+        try:
+            return await store.get_pieces(
+                chunk_key(ref.id), 0, MAXIMUM_STORED_BYTES + 1, landed.begin, timeout_s=timeout_s
+            )
+        except BaseException:
+            landed.spoil()
+            raise
+
     def blame(self, ref: ChunkRef, error: DsecError) -> None:
         """Nothing: a store is asked again, and repaired by whoever published the chunk."""
+
+
+class _Landed:
+    """Puts what comes of one chunk where it is passed on from."""
+
+    def __init__(self, land: Land) -> None:
+        self._land = land
+        self._landing: Landing | None = None
+        self._at = 0
+
+    def begin(self, size: int) -> Callable[[bytes], None]:
+        """Begin, or begin again: what came before is spoilt."""
+        self.spoil()
+        self._at = 0
+        self._landing = self._land(size) if size <= MAXIMUM_STORED_BYTES else None
+        return self._take
+
+    def _take(self, piece: bytes) -> None:
+        at, self._at = self._at, self._at + len(piece)
+        if self._landing is None:
+            return
+        if self._at > self._landing.size:  # More than was said: whoever asked finds out.
+            self.spoil()
+            self._landing = None
+            return
+        self._landing.view[at : self._at] = piece
+        self._landing.came(self._at)
+
+    def spoil(self) -> None:
+        """Pass on no more of it."""
+        if self._landing is not None:
+            self._landing.spoil()
 
 
 class BlobSource:
@@ -141,6 +198,7 @@ async def fetch_verified(
     timeout_s: float,
     report: Callable[[str, DsecError], None] = _nobody,
     passed: Callable[[bytes], Awaitable[None]] | None = None,
+    passing: Callable[[ChunkRef], Land] | None = None,
 ) -> bytes:
     """Return a chunk's content from the first source that has it, verified.
 
@@ -150,6 +208,7 @@ async def fetch_verified(
         timeout_s: for each of them.
         report: told the name of each source that failed and how, also when a later one has the chunk.
         passed: given the stored chunk as it came, once it is verified.
+        passing: told what is asked of an origin that gives what can be passed on while it comes.
 
     Raises:
         StateCorruptedError: somebody gave something else, and nobody the chunk; names them.
@@ -159,7 +218,10 @@ async def fetch_verified(
     failures: list[DsecError] = []
     for source in sources:
         try:
-            stored = await source.fetch(ref, timeout_s=timeout_s)
+            if passing is not None and isinstance(source, PassingSource):
+                stored = await source.fetch_passing(ref, passing(ref), timeout_s=timeout_s)
+            else:
+                stored = await source.fetch(ref, timeout_s=timeout_s)
             content = await _verified(source, ref, stored)
         except (ObjectNotFoundError, StateCorruptedError, StoreUnavailableError) as error:
             failures.append(error)

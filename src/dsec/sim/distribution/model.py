@@ -308,7 +308,7 @@ class DistributionModel:
             for transfer in node.followers.pop(chunk, ()):
                 self._queue(now_s, transfer)
         if self._scenario.pause_s:
-            self.calendar.at(now_s + self._scenario.pause_s, self._fill, node)
+            self.calendar.at(now_s + 2.0 * self._scenario.pause_s * self._chance.random(), self._fill, node)
         else:
             self._fill(now_s, node)
 

@@ -65,7 +65,8 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
         gather_s: what a node asks within this travels together.
         relay_s: a chunk that is passed on while it comes is there so much later: its end is kept back until it is
             verified.
-        pause_s: between a chunk's arrival and the moment when its reader wants the next one.
+        pause_s: between a chunk's arrival and the moment when its reader wants the next one, in the mean; up to twice
+            as long.
         connect_timeout_s: after this a dead node is known to be dead.
         stall_s: after this a node that sends nothing is given up.
         queue_s: after this somebody is sent away whose turn at a peer does not come.

@@ -21,6 +21,8 @@ import os
 import struct
 from collections.abc import Callable
 
+from dsec.distribution.speed import Speed
+
 _COUNT = struct.Struct("<Q")
 _TAIL_BYTES = _COUNT.size + 1
 _STEP_BYTES = 128 << 10
@@ -45,13 +47,16 @@ class Landing:
         name: of the chunk.
         size: length of its stored form.
         tell: called when there is more to pass on, or it ended.
+        speed: told what comes; None: whoever receives it tells it itself.
 
     Raises:
         OSError: there is no memory for it.
     """
 
-    def __init__(self, name: str, size: int, tell: Callable[[], None]) -> None:
+    def __init__(self, name: str, size: int, tell: Callable[[], None], speed: Speed | None = None) -> None:
         self.size = size
+        self._speed = speed
+        self._came = 0
         self.descriptor = os.memfd_create(_memory_name(name), os.MFD_CLOEXEC)
         self._tell = tell
         self._told = 0
@@ -70,14 +75,19 @@ class Landing:
 
     def came(self, count: int) -> None:
         """Note that so many bytes are there."""
+        if self._speed is not None:
+            self._speed.came(count - self._came)
+        self._came = count
         _COUNT.pack_into(self._map, self.size, count)
         if count - self._told >= _STEP_BYTES or count == self.size:
             self._told = count
             self._tell()
 
-    def verified(self) -> None:
-        """Note that it is what it should be."""
-        self._end(State.VERIFIED)
+    def verified(self, stored: bytes) -> None:
+        """Note that the chunk was verified in this stored form. What lies here is spoilt if it is another one: somebody
+        else may have given it.
+        """
+        self._end(State.VERIFIED if self._map[: self.size] == stored else State.SPOILT)
 
     def spoil(self) -> None:
         """Note that nothing will come of it. Harmless once it is verified."""

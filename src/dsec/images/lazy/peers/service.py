@@ -24,6 +24,7 @@ from dsec.images.lazy.caching.cache import LayerCache
 from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef
 from dsec.images.lazy.peers.calling import Caller
+from dsec.images.lazy.peers.landing import Land
 from dsec.images.lazy.peers.report import PeersReport
 from dsec.images.lazy.peers.seeds import SEEDS, Seeds
 from dsec.images.lazy.peers.settings import PeerSettings
@@ -43,6 +44,7 @@ class PeerSide:
         self._peers = peers
         self._seeding = seeding
         self._announcing = announcing
+        self._asked: dict[str, tuple[float, int]] = {}
 
     def order(self, chunks: Sequence[ChunkRef]) -> Sequence[int]:
         numbers: dict[str, list[int]] = {}
@@ -67,15 +69,23 @@ class PeerSide:
         """Return the peers, as a source of the chunks of the layer with this manifest."""
         return self._peers.source(layer)
 
+    def passing(self, ref: ChunkRef) -> Land:
+        """Return who makes landings for a chunk that is asked of an origin now."""
+        self._asked[ref.id] = (time.monotonic(), self._peers.speed.begin())
+        return partial(self._seeding.land, ref.id, speed=self._peers.speed)
+
     async def came(self, layer: str, ref: ChunkRef, stored: bytes) -> None:
         """Give a verified chunk to those who wait for it, and say that it is here."""
-        self._seeding.verified(ref.id)
+        asked = self._asked.pop(ref.id, None)
+        if asked is not None:
+            self._peers.speed.end(asked[1], time.monotonic() - asked[0])
         await anyio.to_thread.run_sync(self._seeding.keep, ref.id, stored)
         self._seeding.settle(ref.id)
         self._announcing.gained(layer, ref.id)
 
     def failed(self, ref: ChunkRef) -> None:
         """Send those away who wait for a chunk that does not come."""
+        self._asked.pop(ref.id, None)
         self._seeding.settle(ref.id)
 
 

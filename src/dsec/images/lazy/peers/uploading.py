@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from dsec.distribution.speed import Speed
 from dsec.images.lazy.peers.landing import Landing, State
 from dsec.images.lazy.peers.seeder import COMING, LANDING, MORE, SETTLED, SHELF, SeederStatus
 from dsec.images.lazy.peers.settings import PeerSettings
@@ -63,18 +64,19 @@ class Seeding:
         """Let peers wait for a chunk."""
         self._tell(COMING, name)
 
-    def land(self, name: str, size: int) -> Landing | None:
+    def land(self, name: str, size: int, speed: Speed | None = None) -> Landing | None:
         """Let peers have a chunk while it comes; None: they wait until it has come.
 
         Args:
             name: of the chunk, which is expected.
             size: length of its stored form.
+            speed: see `Landing`.
         """
         former = self._landings.get(name)
         if self._process is None or (former is not None and former.state is State.COMING):
             return None  # Another layer has the same chunk, and it is coming for that one already.
         try:
-            landing = Landing(name, size, partial(self._tell, MORE, name))
+            landing = Landing(name, size, partial(self._tell, MORE, name), speed)
         except OSError:
             return None
         if former is not None:
@@ -82,12 +84,6 @@ class Seeding:
         self._landings[name] = landing
         self._tell(LANDING, f"{name} {os.getpid()} {landing.descriptor} {size}")
         return landing
-
-    def verified(self, name: str) -> None:
-        """Pass on the end of a chunk that is what it should be."""
-        landing = self._landings.get(name)
-        if landing is not None:
-            landing.verified()
 
     def spoil(self, name: str) -> None:
         """Pass on nothing more of what has come of a chunk: it is something else."""
@@ -103,7 +99,12 @@ class Seeding:
         self._tell(SETTLED, name)
 
     def keep(self, name: str, stored: bytes) -> None:
-        """Put a verified stored chunk where the seeder finds it; where the disk is full it encodes it itself."""
+        """Pass on the end of a chunk that was verified, and put it where the seeder finds it; where the disk is full it
+        encodes it itself.
+        """
+        landing = self._landings.get(name)
+        if landing is not None:
+            landing.verified(stored)
         if self._settings.listen:
             with contextlib.suppress(OSError):
                 self._shelf.put(name, stored)

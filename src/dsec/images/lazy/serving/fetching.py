@@ -328,7 +328,12 @@ class Fetcher:
     ) -> bytes:
         try:
             return await fetch_verified(
-                sources, ref, timeout_s=self._timeout_s, report=report, passed=self._passed(layer, ref)
+                sources,
+                ref,
+                timeout_s=self._timeout_s,
+                report=report,
+                passed=self._passed(layer, ref),
+                passing=None if self.neighbours is None else self.neighbours.passing,
             )
         except DsecError:
             in_order = in_order_among(sources)
