@@ -33,7 +33,7 @@ from dsec.base.errors import (
 )
 from dsec.model.retry import RetryPolicy
 from dsec.stores.at_once import each_at_once
-from dsec.stores.objects import DEFAULT_TIMEOUT_S, ObjectInfo, check_key, check_prefix, check_range
+from dsec.stores.objects import DEFAULT_TIMEOUT_S, Begin, ObjectInfo, check_key, check_prefix, check_range
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
@@ -42,6 +42,8 @@ _ATTEMPT_S = 30.0
 """One request is given up after this; the deadline of the call bounds all of them."""
 _MAXIMUM_ATTEMPTS = 8
 _AT_ONCE = 16
+_PIECE_BYTES = 128 << 10
+"""Each piece costs a turn of the event loop; who is given one waits for all of it."""
 _METADATA_SERVICE = "169.254.169.254"
 """Whom the client asks for credentials when it was given none: the metadata service of clouds."""
 _FOREIGN = (exceptions.BaseError, FileNotFoundError)
@@ -111,6 +113,24 @@ class S3ObjectStore:
                 if (await self._store.head_async(path))["size"] <= start:
                     return b""
                 raise
+
+        return await self._call("get", key, timeout_s, fetch)
+
+    async def get_pieces(
+        self, key: str, start: int, length: int, begin: Begin, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> bytes:
+        """See `dsec.stores.objects.PiecewiseObjectStore`."""
+        check_range(start, length)
+        path = self._path(key)
+
+        async def fetch() -> bytes:
+            answer = await self._store.get_async(path, options={"range": (start, start + length)})
+            first, end = answer.range
+            take, parts = begin(end - first), []
+            async for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
+                parts.append(bytes(piece))
+                take(parts[-1])
+            return b"".join(parts)
 
         return await self._call("get", key, timeout_s, fetch)
 
