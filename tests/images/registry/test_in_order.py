@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -23,18 +24,24 @@ from dsec.images.lazy.in_order import blob_order, cut
 from dsec.images.lazy.serving.fetching import Fetcher, LayerEvent, LayerEventKind, open_fetcher
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S, ChunkSource
 from dsec.images.lazy.verifying.fetched import fetch_pieces
+from dsec.images.lazy.verifying.findings import VerifyOptions
 from dsec.images.lazy.verifying.pieces import Piece, pieces_of
+from dsec.images.lazy.verifying.verification import verify_image
 from dsec.images.registry.client import ClientOptions, RegistryClient, digest_of
 from dsec.images.registry.http import Timeouts
-from dsec.images.registry.reference import Repository
+from dsec.images.registry.pull import PullRequest, pull_from_registry
+from dsec.images.registry.push import PushRequest, push_image
+from dsec.images.registry.reference import Repository, parse_reference
 from dsec.images.registry.retrying import Backoff
-from dsec.images.registry.source import RegistrySource
+from dsec.images.registry.source import RegistrySource, close_shared
 from dsec.images.registry.upload import BlobFile, upload_blob
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageConfig
+from dsec.model.image_work import ImageFinding
 from dsec.testing.chunk_source_suite import ChunkSourceSuite, OpenSource
 from dsec.testing.faulty_registry import Fault, FaultyRegistry, Seen, is_blob, run_faulty_registry
+from dsec.testing.image_hosts import image_hosts
 from dsec.testing.registry_server import RegistryServer
-
-pytestmark = pytest.mark.anyio
 
 CONTENTS = [os.urandom(1000) + bytes([fill]) * (CHUNK_BYTES - 1000) for fill in range(6)]
 """Of a layer; they compress well, so that the blob is short."""
@@ -155,6 +162,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             await anyio.sleep(0.005)
 
 
+@pytest.mark.anyio
 async def test_one_read_far_on_fills_the_layer_by_one_stream_however_many_wait(
     proxy: FaultyRegistry, tmp_path: Path
 ) -> None:
@@ -176,6 +184,7 @@ async def _read_right(fetcher: Fetcher, layer: CachedLayer, place: int) -> None:
     assert await fetcher.read(layer, start, 5000) == CONTENTS[place][500:5500]
 
 
+@pytest.mark.anyio
 async def test_a_layer_is_made_whole_in_one_stream(proxy: FaultyRegistry, tmp_path: Path) -> None:
     told: list[int] = []
     async with _opened(proxy) as source, _fetcher(tmp_path, source) as (fetcher, _, layer, events):
@@ -185,6 +194,7 @@ async def test_a_layer_is_made_whole_in_one_stream(proxy: FaultyRegistry, tmp_pa
         assert len(_streams(events)) == 1
 
 
+@pytest.mark.anyio
 async def test_a_stream_that_breaks_off_or_is_put_off_begins_again_and_skips_what_came(
     proxy: FaultyRegistry, tmp_path: Path
 ) -> None:
@@ -208,6 +218,7 @@ async def test_a_stream_that_breaks_off_or_is_put_off_begins_again_and_skips_wha
         assert not faults
 
 
+@pytest.mark.anyio
 async def test_a_stream_that_is_given_up_fails_its_readers_and_the_next_read_begins_another(
     proxy: FaultyRegistry, tmp_path: Path
 ) -> None:
@@ -222,6 +233,7 @@ async def test_a_stream_that_is_given_up_fails_its_readers_and_the_next_read_beg
         assert _streams(events)[-1].length == len(BLOB) - MANIFEST.chunks[2].blob_start
 
 
+@pytest.mark.anyio
 async def test_a_chunk_of_a_stream_that_is_something_else_fails_its_own_readers(
     proxy: FaultyRegistry, tmp_path: Path
 ) -> None:
@@ -236,6 +248,7 @@ async def test_a_chunk_of_a_stream_that_is_something_else_fails_its_own_readers(
         assert {event.source for event in events if event.kind is LayerEventKind.SOURCE_FAILED} == {source.name}
 
 
+@pytest.mark.anyio
 async def test_where_there_is_no_room_readers_have_their_chunk_and_are_refused_another_stream_for_a_while(
     proxy: FaultyRegistry, tmp_path: Path
 ) -> None:
@@ -279,6 +292,7 @@ class _Turnstile:
             self.is_ended.set()
 
 
+@pytest.mark.anyio
 async def test_a_stream_ends_once_nobody_waits_and_the_layer_is_let_go(tmp_path: Path) -> None:
     source = _Turnstile()
     async with _fetcher(tmp_path, source) as (fetcher, cache, layer, _):
@@ -294,6 +308,7 @@ async def test_a_stream_ends_once_nobody_waits_and_the_layer_is_let_go(tmp_path:
         assert not layer.has(4)
 
 
+@pytest.mark.anyio
 async def test_who_comes_when_his_chunk_has_passed_by_waits_for_nobody(tmp_path: Path) -> None:
     source = _Turnstile()
     async with _fetcher(tmp_path, source) as (fetcher, _, layer, events):
@@ -308,6 +323,7 @@ async def test_who_comes_when_his_chunk_has_passed_by_waits_for_nobody(tmp_path:
         assert len(_streams(events)) == 1
 
 
+@pytest.mark.anyio
 async def test_many_who_wait_for_a_stream_keep_nobody_from_other_sources(tmp_path: Path) -> None:
     """Places among those who fetch are for those whose chunks take memory."""
     source = _Turnstile()
@@ -320,6 +336,7 @@ async def test_many_who_wait_for_a_stream_keep_nobody_from_other_sources(tmp_pat
             source.may_give.release()
 
 
+@pytest.mark.anyio
 async def test_a_check_reads_every_piece_by_one_stream_and_names_what_is_wrong(proxy: FaultyRegistry) -> None:
     at = MANIFEST.chunks[3].blob_start + 20
     proxy.rule = lambda seen: Fault(content=BLOB[:at] + bytes([BLOB[at] ^ 255]) + BLOB[at + 1 :], ignores_range=True)
@@ -347,8 +364,58 @@ async def test_a_check_reads_every_piece_by_one_stream_and_names_what_is_wrong(p
         assert counted == 14
 
 
+@pytest.mark.anyio
 async def test_a_registry_that_ignores_ranges_is_asked_for_chunks_near_the_beginning(proxy: FaultyRegistry) -> None:
     async with _opened(proxy, maximum_skipped_bytes=len(BLOB)) as source:
         for ref in blob_order(MANIFEST):
             assert await source.fetch(ref) == BLOB[ref.blob_start : ref.blob_start + ref.stored_bytes]
         assert not source.gives_in_order
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_an_image_behind_a_proxy_without_ranges_is_mounted_read_to_its_end_pulled_whole_and_verified(
+    registry: RegistryServer, tmp_path: Path
+) -> None:
+    content = os.urandom(3 * CHUNK_BYTES)  # Its end lies beyond what is skipped.
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_bytes(content)
+    with image_hosts(tmp_path) as hosts, run_faulty_registry(registry.host) as proxy:
+        here = hosts.host("here")
+        here.add_image("mine", [here.add_layer(tmp_path / "tree")], ImageConfig(), source="test")
+        proxy.rule = lambda seen: Fault(ignores_range=True) if is_blob(seen) else None
+        reference = parse_reference(f"{proxy.host}/{uuid.uuid4().hex}:v1")
+
+        async def through_registry(store: LocalImageStore, *, push: bool = False, eager: bool = False) -> None:
+            client = RegistryClient(proxy.host)
+            try:
+                if push:
+                    await push_image(store, PushRequest(name="mine", reference=reference), client)
+                else:
+                    await pull_from_registry(store, PullRequest(reference=reference, name="mine", eager=eager), client)
+            finally:
+                await close_shared()
+                await client.aclose()
+
+        anyio.run(partial(through_registry, here, push=True))
+        for name, eager in (("lazy", False), ("whole", True)):
+            there = hosts.host(name)
+            anyio.run(partial(through_registry, there, eager=eager))
+            before = proxy.sent_bytes
+            (root,) = there.mount(["mine"]).layer_paths
+            with (root / "file").open("rb") as file:
+                file.seek(-5000, os.SEEK_END)
+                assert file.read() == content[-5000:]
+                file.seek(0)
+                assert file.read() == content
+            if not eager:
+                # One stream, and what it took to find out that one is needed.
+                assert proxy.sent_bytes - before < 4 * len(content)
+
+            async def look(store: LocalImageStore = there) -> list[ImageFinding]:
+                options = VerifyOptions(node="n0de1d", full=True)
+                return [finding async for finding in verify_image(store, "mine", hosts.daemon(), options)]
+
+            findings = anyio.run(look)
+            assert all(finding.ok for finding in findings), findings
+            assert "layer-1 registry" in {finding.part for finding in findings}
