@@ -14,6 +14,7 @@ from dsec.base.errors import DsecError, InvalidRequestError, StateCorruptedError
 from dsec.images.names import not_found
 from dsec.images.registry import media
 from dsec.images.registry.challenge import Challenge, best_challenge
+from dsec.images.registry.configuration import mirrors_of
 from dsec.images.registry.credentials import Credentials, find_credentials
 from dsec.images.registry.http import RegistryHttp
 from dsec.images.registry.reference import Repository, is_loopback, parse_blob_url, parse_reference
@@ -195,6 +196,57 @@ def test_plain_http_is_for_this_machine_and_for_what_is_marked(tmp_path: Path) -
     file.write_text("[[registry")
     with pytest.raises(InvalidRequestError, match=str(file)):
         trust_of("x.example", environment)
+
+
+_MIRRORS = """
+[[registry]]
+prefix = "far.example"
+[[registry.mirror]]
+location = "near.example:5000/cache"
+insecure = true
+[[registry.mirror]]
+location = "pinned.example"
+pull-from-mirror = "digest-only"
+[[registry.mirror]]
+location = "moving.example"
+pull-from-mirror = "tag-only"
+[[registry]]
+prefix = "far.example/team"
+mirror-by-digest-only = true
+[[registry.mirror]]
+location = "team.example/x"
+[[registry]]
+prefix = "*.many.example"
+location = "many.example"
+[[registry.mirror]]
+location = "one.example"
+[[registry]]
+prefix = "bad.example"
+blocked = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("reference", "mirrors"),
+    [
+        ("far.example/a/b:v1", ["near.example:5000/cache/a/b:v1", "moving.example/a/b:v1"]),
+        (f"far.example/a@{_DIGEST}", [f"near.example:5000/cache/a@{_DIGEST}", f"pinned.example/a@{_DIGEST}"]),
+        ("far.example/team/b:v1", []),
+        (f"far.example/team/b@{_DIGEST}", [f"team.example/x/b@{_DIGEST}"]),
+        ("far.example/teams/b:v1", ["near.example:5000/cache/teams/b:v1", "moving.example/teams/b:v1"]),
+        ("a.many.example/b:v1", ["one.example/b:v1"]),
+        ("many.example/b:v1", []),
+        ("other.example/b:v1", []),
+    ],
+)
+def test_mirrors_are_found_by_the_longest_prefix(tmp_path: Path, reference: str, mirrors: list[str]) -> None:
+    (tmp_path / "registries.conf").write_text(_MIRRORS)
+    environment = {"CONTAINERS_REGISTRIES_CONF": str(tmp_path / "registries.conf")}
+    assert [str(mirror) for mirror in mirrors_of(parse_reference(reference), environment)] == mirrors
+    assert trust_of("near.example:5000", environment).is_plain
+    assert not trust_of("team.example", environment).is_plain
+    with pytest.raises(InvalidRequestError, match="blocked"):
+        mirrors_of(parse_reference("bad.example/a:v1"), environment)
 
 
 def _index(*platforms: dict[str, str] | None) -> media.Document:

@@ -16,7 +16,7 @@ import importlib
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import anyio.to_thread
 
@@ -62,6 +62,14 @@ async def close_origins() -> None:
         await driver.close_shared()
 
 
+@runtime_checkable
+class RestingSource(Protocol):
+    """A source that knows when it is better not to be asked first: a mirror that is down would delay each read."""
+
+    @property
+    def is_resting(self) -> bool: ...
+
+
 class Origins:
     """The origins of a process, each opened when it is first needed. Used from one event loop.
 
@@ -74,8 +82,11 @@ class Origins:
         self._opened: OrderedDict[str, ChunkSource] = OrderedDict()
 
     async def sources(self, urls: Sequence[str]) -> tuple[ChunkSource, ...]:
-        """Return the sources of a layer's origins. One that cannot be opened is there as a source that says why."""
-        return tuple([await self._source(url) for url in urls or self._default])
+        """Return the sources of a layer's origins. One that cannot be opened is there as a source that says why; what
+        gave nothing a moment ago comes last.
+        """
+        found = [await self._source(url) for url in urls or self._default]
+        return tuple(sorted(found, key=lambda source: isinstance(source, RestingSource) and source.is_resting))
 
     async def _source(self, url: str) -> ChunkSource:
         source = self._opened.get(url)

@@ -13,6 +13,7 @@ from whoever named the image. Only what stands under a *tag* is what the registr
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -94,6 +95,9 @@ class RegistryClient:
     Args:
         host: of the registry, with its port.
         options: how it behaves.
+
+    Attributes:
+        resting_until_s: of `time.monotonic`: who has the choice asks another registry until then.
     """
 
     def __init__(self, host: str, options: ClientOptions = ClientOptions()) -> None:
@@ -102,6 +106,7 @@ class RegistryClient:
         self.http = RegistryHttp(host, options.timeouts, environment=options.environment)
         self._authorizer = RegistryAuthorizer(self.http, options.environment)
         self._not_before_s = 0.0
+        self.resting_until_s = -math.inf
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -1,5 +1,5 @@
-"""Pull images from a registry: ours at once, their chunks when they are touched; ordinary ones by downloading and
-converting their layers.
+"""Pull images from a registry, or a mirror of it: ours at once, their chunks when they are touched; ordinary ones by
+downloading and converting their layers.
 
 Layers of ordinary images are downloaded several at a time, ahead of the one that is being unpacked, and each lies in a
 file that a later pull goes on with if this one is killed (`download`). Unpacking, merging and naming are those of every
@@ -8,6 +8,7 @@ import (`dsec.images.importers.oci_stack`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,16 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from dsec.base.errors import DsecError, InvalidRequestError, UnsafeArchiveError
+from dsec.base.errors import (
+    DsecError,
+    HostDiskFullError,
+    InvalidRequestError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    PlatformError,
+    UnauthorizedError,
+    UnsafeArchiveError,
+)
 from dsec.base.foreign_json import decode_foreign
 from dsec.base.units import MIB, format_size
 from dsec.images.command import Progress, silent
@@ -35,11 +45,13 @@ from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.publication.pulled import PulledFrom, note_pulled
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient
+from dsec.images.registry.configuration import mirrors_of
 from dsec.images.registry.download import download
 from dsec.images.registry.downloads import DOWNLOADS, Downloads
 from dsec.images.registry.progress import Meter
 from dsec.images.registry.reference import SCHEME, Reference
 from dsec.images.registry.resolve import FoundImage, find_image
+from dsec.images.registry.retrying import Backoff
 from dsec.images.registry.shared_traces import pull_traces
 from dsec.images.registry.together import each
 from dsec.images.store import LocalImageStore
@@ -47,6 +59,7 @@ from dsec.model.image import ImageInfo
 
 _AT_ONCE = 4
 """Transfers: more of them seldom bring more, and cost a registry."""
+_TRIES_OF_A_MIRROR = 2
 _MAXIMUM_MANIFESTS_BYTES = 128 * MIB
 """Of all layers' manifests together: they stand in our memory. An image of a tebibyte has a sixth of it."""
 
@@ -79,7 +92,31 @@ async def pull_from_registry(images: LocalImageStore, request: PullRequest, clie
         StateCorruptedError: what the registry has is something else, or contradicts itself.
         StoreUnavailableError, UnauthorizedError, PermissionDeniedError: as it answers.
     """
-    found = await find_image(client, request.reference)
+    for mirror in mirrors_of(request.reference, client.options.environment):
+        try:
+            return await _pull_from_mirror(images, request, client, mirror)
+        except (ObjectNotFoundError, PermissionDeniedError, PlatformError, UnauthorizedError) as error:
+            if isinstance(error, HostDiskFullError):
+                raise
+            request.progress(f"mirror {mirror.repository} is of no use: {error.brief}")
+    return await _pull(images, request, client, request.reference)
+
+
+async def _pull_from_mirror(
+    images: LocalImageStore, request: PullRequest, client: RegistryClient, mirror: Reference
+) -> ImageInfo:
+    # There is another to be asked, so that this one need not be waited for.
+    options = dataclasses.replace(client.options, backoff=Backoff(tries=_TRIES_OF_A_MIRROR))
+    mirror_client = RegistryClient(mirror.repository.host, options)
+    try:
+        return await _pull(images, request, mirror_client, mirror)
+    finally:
+        await mirror_client.aclose()
+
+
+async def _pull(images: LocalImageStore, request: PullRequest, client: RegistryClient, place: Reference) -> ImageInfo:
+    """Pull from one place: the image's registry, or a mirror of it."""
+    found = await find_image(client, place)
     if found.is_ours:
         return await _pull_ours(images, request, client, found)
     return await _OrdinaryPull(images, request, client, found).carry_out()
@@ -96,23 +133,24 @@ async def _pull_ours(
     with images.undone_on_failure(digests):
         for layer, (_, chunks) in zip(described, pairs, strict=True):
             _check_blob(found, layer, chunks)
-            origins = (found.repository.blob_url(chunks.digest),)
+            places = (found.repository, request.reference.repository)
+            origins = tuple(dict.fromkeys(place.blob_url(chunks.digest) for place in places))
             digests.append(await anyio.to_thread.run_sync(partial(images.add_lazy_layer, layer, origins=origins)))
             if request.eager:
                 await fetch_whole(images, layer, origins=origins, progress=_told(request.progress, layer))
-        name, source = request.name or _default_name(found), f"{document.source} ({found.told})"
+        name, source = request.name or _default_name(request, found), f"{document.source} ({found.told})"
         made = await anyio.to_thread.run_sync(partial(images.add_image, name, digests, document.config, source=source))
     await pull_traces(images, made, client, found.repository, found.digest)
     # The image is here, and a full disk may not take that back for the sake of a note.
     with suppress(OSError):
-        note_pulled(images.root, made.image_id, _pulled(found, data))
+        note_pulled(images.root, made.image_id, _pulled(request, found, data))
     return made
 
 
-def _pulled(found: FoundImage, document: bytes) -> PulledFrom:
+def _pulled(request: PullRequest, found: FoundImage, document: bytes) -> PulledFrom:
     return PulledFrom(
-        reference=str(msgspec.structs.replace(found.reference, digest=found.digest)),
-        store=f"{SCHEME}{found.repository}",
+        reference=str(msgspec.structs.replace(request.reference, digest=found.digest)),
+        store=f"{SCHEME}{request.reference.repository}",
         # What a stranger's fields that nobody reads hold need not be text; then it cannot be given back, and is not.
         document=document.decode(errors="replace"),
         manifest=found.data.decode(errors="replace"),
@@ -176,7 +214,7 @@ class _OrdinaryPull:
         self._blobs: dict[str, _Blob] = {}
         self._import_request = ImportRequest(
             path=Path(str(request.reference)),
-            name=request.name or _default_name(found),
+            name=request.name or _default_name(request, found),
             progress=request.progress,
             source=found.told,
         )
@@ -296,8 +334,8 @@ async def _threaded(
         return error
 
 
-def _default_name(found: FoundImage) -> str:
+def _default_name(request: PullRequest, found: FoundImage) -> str:
     """Return the name of an image here: where it is, and its tag, or a part of its digest where none was given."""
-    repository, tag = found.repository, found.reference.tag or hex_of(found.digest)[:12]
+    repository, tag = request.reference.repository, request.reference.tag or hex_of(found.digest)[:12]
     place = repository.path if repository.host.startswith("[") else str(repository)  # Names hold no brackets.
     return f"{place}:{tag}"

@@ -22,12 +22,14 @@ from dsec.images.lazy.formats.stored import ChunkRef
 from dsec.images.lazy.source import DEFAULT_TIMEOUT_S
 from dsec.images.registry.blobs import MAXIMUM_SKIPPED_BYTES, RangesIgnoredError, resumed
 from dsec.images.registry.client import ClientOptions, RegistryClient
-from dsec.images.registry.http import Timeouts, reported
+from dsec.images.registry.http import RegistryFailedError, Timeouts, reported
 from dsec.images.registry.reference import parse_blob_url
 
 _clients: RunVar[dict[str, RegistryClient]] = RunVar("dsec_registry_clients")
 """By host, for each event loop: layers of one registry share connections, tokens, and patience where it asks for it."""
 
+RESTING_S = 30.0
+"""For so long after a registry gave nothing, other origins of a layer are asked before it."""
 IN_ORDER_S = 300.0
 """For so long after it ignored a range, a registry is not asked for another of the same blob."""
 _READ = Timeouts(connect_s=5.0, stall_s=10.0)
@@ -61,6 +63,12 @@ class RegistrySource:
         """See `InOrderSource`."""
         return time.monotonic() < self._in_order_until_s
 
+    @property
+    def is_resting(self) -> bool:
+        """See `RestingSource`."""
+        client = self._client or (_clients.get(None) or {}).get(self._repository.host)
+        return client is not None and time.monotonic() < client.resting_until_s
+
     async def fetch(self, ref: ChunkRef, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
         """See the port."""
         if self.gives_in_order and ref.blob_start > self._maximum_skipped_bytes:
@@ -72,6 +80,7 @@ class RegistrySource:
             with anyio.fail_after(timeout_s), self._failures():
                 return b"".join([piece async for piece in self._pieces(ref.blob_start, ref.stored_bytes)])
         except TimeoutError as error:
+            self._rest()
             raise StoreUnavailableError(
                 f"{self.name} gave no chunk {ref.id[:12]} within {timeout_s:g} s",
                 resolution="see whether the registry is up, and what is between it and this host",
@@ -99,9 +108,15 @@ class RegistrySource:
                 except RangesIgnoredError:
                     self._in_order_until_s = time.monotonic() + IN_ORDER_S
                     raise
+                except RegistryFailedError:
+                    self._rest()
+                    raise
         except (InvalidRequestError, PermissionDeniedError, UnauthorizedError) as error:
             # A login may have ended, or a file of this host's be broken: nothing is wrong with the layer.
             raise StoreUnavailableError(error.brief, detail=error.detail, resolution=error.resolution) from error
+
+    def _rest(self) -> None:
+        (self._client or _shared(self._repository.host)).resting_until_s = time.monotonic() + RESTING_S
 
     def blame(self, ref: ChunkRef, error: DsecError) -> None:
         """See the port: there is nobody behind this source whom to shun."""
