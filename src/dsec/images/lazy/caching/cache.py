@@ -101,6 +101,11 @@ class LayerCache:
     def _is_ours(self) -> bool:
         return self._lock_fd >= 0
 
+    @property
+    def is_guest(self) -> bool:
+        """Whether another process has it, so that nothing is kept: not for want of room."""
+        return not self._is_ours
+
     def take(self) -> bool:
         """Wait until no other process has the cache, and have it from then on; return whether it was not ours before.
 

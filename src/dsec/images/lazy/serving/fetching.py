@@ -387,7 +387,7 @@ class _Taker:
 
     def keep(self, layer: CachedLayer, position: int, content: bytes) -> bool:
         try:
-            return self._cache.store(layer, position, content)
+            return self._cache.store(layer, position, content) or self._cache.is_guest
         except OSError:
             return False  # As with what is fetched.
 
