@@ -152,7 +152,7 @@ async def unpublish(store: ObjectStore, image: str) -> str:
     if await tags_of(store, reference):
         return ""
     try:
-        data = await store.get(key)
+        data = await store.get_range(key, 0, MAXIMUM_DOCUMENT_BYTES + 1)
     except ObjectNotFoundError:
         if is_reference(image):
             raise ObjectNotFoundError(

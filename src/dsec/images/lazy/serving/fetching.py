@@ -7,6 +7,7 @@ source gives only in order is read by `passing`.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -18,6 +19,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StoreUnavailableError
+from dsec.base.units import MIB
 from dsec.distribution.prefetch_budget import BandwidthMeter
 from dsec.images.lazy.caching.cache import LayerCache
 from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer
@@ -30,6 +32,8 @@ from dsec.model.value import Value
 
 FETCHES_AT_ONCE = 16
 """Each holds a chunk twice, stored and decoded, in memory: at most 128 MiB in all."""
+_LARGE_METADATA_BYTES, _LARGE_AT_ONCE = 64 * MIB, 3
+"""Metadata stands in memory while it comes: of layers that have more than this, no more than these at a time."""
 UNKEPT_CHUNKS = 8
 """Chunks that there was no room for and that are remembered all the same, for the reads that follow at once."""
 
@@ -135,6 +139,7 @@ class Fetcher:
         self._unkept: OrderedDict[_Key, bytes] = OrderedDict()
         # No limiter, whose places belong to tasks: who waits for a pass gives the place away meanwhile.
         self._places = anyio.Semaphore(FETCHES_AT_ONCE)
+        self._large_metadata = anyio.Semaphore(_LARGE_AT_ONCE)
         self._passes = Passes(group, _Taker(self, cache))
         self.fetched_bytes = 0
         self.touches = Touches()
@@ -272,12 +277,14 @@ class Fetcher:
             except DsecError as error:
                 failures.append(error)
 
-        async with anyio.create_task_group() as group:
-            for place, ref in enumerate(layer.manifest.metadata_chunks):
-                group.start_soon(fetch, place, ref)
-        if failures:
-            raise failures[0]
-        return b"".join(pieces[place] for place in sorted(pieces))
+        is_large = layer.manifest.metadata_bytes > _LARGE_METADATA_BYTES
+        async with self._large_metadata if is_large else contextlib.nullcontext():
+            async with anyio.create_task_group() as group:
+                for place, ref in enumerate(layer.manifest.metadata_chunks):
+                    group.start_soon(fetch, place, ref)
+            if failures:
+                raise failures[0]
+            return b"".join(pieces[place] for place in sorted(pieces))
 
     def _keep(self, layer: CachedLayer, position: int, content: bytes) -> bool:
         try:
