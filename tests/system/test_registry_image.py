@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
 import pytest
 
+from dsec.api.server import serve
 from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
 from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.registry.client import RegistryClient
@@ -21,7 +23,8 @@ from dsec.model.sandbox import SandboxSpec
 from dsec.node.builder import open_node
 from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
-from dsec.testing.registry_server import auth_file, run_registry, run_token_server
+from dsec.sdk._async.client import AsyncClient
+from dsec.testing.registry_server import RegistryServer, auth_file, run_registry, run_token_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
 
@@ -65,4 +68,27 @@ async def test_a_sandbox_of_an_image_in_a_registry(
                 await _said(node, box, "echo still here; ls /bin | wc -l > /dev/null; echo all") == "still here\nall\n"
             )
             await node.remove(box)
+    await anyio.to_thread.run_sync(partial(end_daemon, state_dir / "images/lazy"))
+
+
+async def test_a_trainer_pulls_an_image_over_http_and_runs_it(
+    state_dir: Path, tmp_path: Path, registry: RegistryServer
+) -> None:
+    """Without a shell on the node: what it published and pushed comes again, and runs."""
+    place = f"{registry.host}/{uuid.uuid4().hex}"
+    async with (
+        open_node(NodeSettings(state_dir=str(state_dir))) as node,
+        serve(node, socket_path=state_dir / "api.sock"),
+        AsyncClient(f"unix:{state_dir}/api.sock") as client,
+    ):
+        pushed = await client.push_image("guest", f"{place}:v1")
+        published = await client.publish_image("guest", tag="guest-in-store")
+        for reference, eager in ((pushed.reference, False), (published.reference, True)):
+            pulled = await client.pull_image(reference, name="again", eager=eager)
+            assert pulled.name == "again"
+            box = await client.create("again")
+            assert (await box.run("echo here; ls /bin/wc")).stdout == "here\n/bin/wc\n"
+            await box.aclose()
+        assert (await client.verify_image("again", full=True)).ok
+        assert {use.image for use in await client.image_statistics()} >= {"again", "guest"}
     await anyio.to_thread.run_sync(partial(end_daemon, state_dir / "images/lazy"))
