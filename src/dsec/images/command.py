@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -21,6 +22,7 @@ _OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
 """A program that mounts the host's /proc and /sys into a directory of ours may be killed, and whoever then removes the
 directory must not walk into them."""
 _TAIL_LINES = 40
+_FULL_DISK = os.strerror(errno.ENOSPC)
 _MAX_LINE_BYTES = 4096
 
 
@@ -83,8 +85,11 @@ def _die_with_us() -> list[str]:
 
 
 def _follow(process: subprocess.Popen[bytes], progress: Progress) -> Sequence[str]:
-    """Pass on what the program says; return its last lines. Interrupted, end its whole process group first."""
+    """Pass on what the program says; return its last lines, behind the last one that told of a full disk: programs go
+    on for long after that. Interrupted, end its whole process group first.
+    """
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    full = ""
     said = process.stderr or process.stdout
     assert said is not None
     try:
@@ -92,13 +97,14 @@ def _follow(process: subprocess.Popen[bytes], progress: Progress) -> Sequence[st
             while raw := said.readline(_MAX_LINE_BYTES):
                 line = raw.decode(errors="replace").rstrip()
                 tail.append(line)
+                full = line if _FULL_DISK in line else full
                 progress(line)
         process.wait()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return tail
+    return tail if not full or full in tail else [full, *tail]
 
 
 def describe_status(returncode: int) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from dsec.base.errors import ExternalCommandError, HostDiskFullError
 
+_FREE_SPACE = "free space on the disk of the state directory, or remove images (dsec image rm)"
+
 
 def sync_path(path: Path) -> None:
     """Make a file's content, or a directory's entries, survive a power failure."""
@@ -72,23 +74,19 @@ def try_lock(path: Path) -> int | None:
 
 
 @contextmanager
-def full_disk_reported(what: str) -> Iterator[None]:
+def full_disk_reported(what: str, resolution: str = _FREE_SPACE) -> Iterator[None]:
     """Turn a full disk, met by us or by a program that we ran, into `HostDiskFullError`."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise _disk_full(what, str(error)) from error
+        raise _disk_full(what, str(error), resolution) from error
     except ExternalCommandError as error:
         if os.strerror(errno.ENOSPC) not in error.detail:
             raise
-        raise _disk_full(what, error.detail) from error
+        raise _disk_full(what, error.detail, resolution) from error
 
 
-def _disk_full(what: str, detail: str) -> HostDiskFullError:
-    return HostDiskFullError(
-        f"no space left while {what}",
-        detail=detail,
-        resolution="free space on the disk of the state directory, or remove images (dsec image rm)",
-    )
+def _disk_full(what: str, detail: str, resolution: str) -> HostDiskFullError:
+    return HostDiskFullError(f"no space left while {what}", detail=detail, resolution=resolution)

@@ -67,7 +67,7 @@ def export_image(store: LocalImageStore, name: str, target: Path, *, progress: P
     target.parent.mkdir(parents=True, exist_ok=True)
     making = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}")
     try:
-        with full_disk_reported(f"exporting image {name!r}"):
+        with full_disk_reported(f"exporting image {name!r}", f"free space on the disk of {target.parent}"):
             exported = export_oci_layout(store, name, making, progress=progress)
             making.rename(target)
     finally:

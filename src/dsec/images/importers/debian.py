@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsec.images.command import run
+from dsec.images.durable import full_disk_reported
 from dsec.images.importers.request import ImportRequest
 from dsec.images.importers.rootfs_tar import import_rootfs_tar
 from dsec.images.store import LocalImageStore
@@ -46,9 +47,10 @@ def import_debian(store: LocalImageStore, request: ImportRequest, recipe: Debian
     Raises:
         CapabilityMissingError: mmdebstrap is not installed.
         ExternalCommandError: it failed; the detail says how.
+        HostDiskFullError: for want of space.
     """
     release = recipe.release or host_release()
-    with store.work_directory() as work:
+    with full_disk_reported("building an image of Debian packages"), store.work_directory() as work:
         target = work.path / "root.tar"
         run(
             _command(recipe, release, target),
