@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from dsec.base.errors import CapabilityMissingError, StateLockedError
-from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.caching.cache import DEFAULT_LIMIT_BYTES, LayerCache
 from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer, recorded_bytes
+from dsec.images.lazy.caching.recent import RecentChunks
 from dsec.images.lazy.erofs.metadata import Extent
 from dsec.images.lazy.formats import manifest as manifests
 from dsec.images.lazy.formats.manifest import LayerManifest
@@ -50,8 +51,8 @@ OpenCache = Callable[..., LayerCache]
 def open_cache(tmp_path: Path) -> Iterator[OpenCache]:
     opened: list[LayerCache] = []
 
-    def open_one(**options: int) -> LayerCache:
-        opened.append(LayerCache(tmp_path / "cache", **options))
+    def open_one(limit_bytes: int = DEFAULT_LIMIT_BYTES) -> LayerCache:
+        opened.append(LayerCache(tmp_path / "cache", limit_bytes=limit_bytes))
         return opened[-1]
 
     yield open_one
@@ -73,6 +74,45 @@ def test_what_was_stored_and_flushed_is_there_after_the_process(open_cache: Open
     assert layer.read(4096, 4096) == contents[0][4096:8192]
     assert layer.read_chunk(2) == contents[2]
     assert layer.held_bytes == len(packed) + _TAIL_BYTES
+
+
+def test_what_was_just_stored_is_read_from_memory_and_verified_from_the_disk(open_cache: OpenCache) -> None:
+    manifest, contents, packed = make_layer(1, 2, 3)
+    cache = open_cache()
+    layer = cache.hold(manifest)
+    for position, content in enumerate(contents):
+        assert cache.store(layer, position, content)
+    assert cache.store(layer, METADATA, packed)
+    whole = b"".join(contents)
+    assert layer.path.read_bytes() == whole
+    with layer.path.open("r+b") as file:
+        file.seek(CHUNK_BYTES + 5)
+        file.write(b"rot")
+    for start, length in ((0, 10), (CHUNK_BYTES, 4096), (CHUNK_BYTES, CHUNK_BYTES), (2 * CHUNK_BYTES, _TAIL_BYTES)):
+        assert layer.read(start, length) == whole[start : start + length]
+    assert layer.verify() == (4, [1])
+    assert layer.missing(CHUNK_BYTES, 4096) == [1]
+    assert cache.store(layer, 1, contents[1])
+    cache.flush()
+    cache.flush()  # Nothing is remembered any more: what follows is the disk's.
+    assert layer.read(CHUNK_BYTES - 4096, 8192) == whole[CHUNK_BYTES - 4096 : CHUNK_BYTES + 4096]
+    assert layer.verify() == (4, [])
+
+
+def test_chunks_are_remembered_up_to_a_bound_and_until_the_second_flush() -> None:
+    recent = RecentChunks(limit_bytes=100)
+    for position, size in enumerate((50, 40, 30)):
+        recent.put("m", position, bytes(size))
+    assert [recent.get("m", position) is not None for position in range(3)] == [False, True, True]
+    recent.put("m", 1, bytes(70))
+    assert (recent.get("m", 2), recent.get("m", 1)) == (bytes(30), bytes(70))
+    recent.age()
+    recent.put("n", 0, bytes(10))
+    assert (recent.get("m", 2), recent.get("m", 1)) == (None, bytes(70))
+    recent.age()
+    assert (recent.get("m", 1), recent.get("n", 0)) == (None, bytes(10))
+    recent.put("o", 0, bytes(101))
+    assert (recent.get("n", 0), recent.get("o", 0)) == (None, None)
 
 
 def test_each_byte_of_a_layer_counts_once_in_what_is_here(open_cache: OpenCache) -> None:

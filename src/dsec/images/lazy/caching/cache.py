@@ -29,6 +29,7 @@ from dsec.base.errors import CapabilityMissingError, DsecError, StateLockedError
 from dsec.base.units import GIB
 from dsec.images.durable import full_disk_reported, try_lock, write_atomically
 from dsec.images.lazy.caching.cached_layer import CachedLayer
+from dsec.images.lazy.caching.recent import RecentChunks
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import name_of
 from dsec.images.staging import remove_tree
@@ -90,6 +91,7 @@ class LayerCache:
         self._holds: dict[str, int] = {}
         self._where: dict[str, list[tuple[str, int]]] = {}
         self._arriving_bytes = 0
+        self._recent = RecentChunks()
         try:
             check_version(root)
             self._load()
@@ -286,6 +288,7 @@ class LayerCache:
         """Bring what was stored to the disk and record it; return how many chunks that were. Raises `OSError`."""
         with self._mutex:
             layers = list(self._layers.values())
+        self._recent.age()
         return sum(layer.flush() for layer in layers)
 
     def close(self) -> None:
@@ -313,6 +316,7 @@ class LayerCache:
         self._make_room(0)
 
     def _add(self, layer: CachedLayer) -> None:
+        layer.recent = self._recent
         self._layers[layer.manifest.id] = layer
         noted: Counter[str] = Counter()
         for position, ref in enumerate(layer.manifest.chunks):

@@ -22,14 +22,18 @@ import msgspec
 
 from dsec.base.errors import DsecError, StateCorruptedError
 from dsec.images.durable import write_atomically
+from dsec.images.lazy.caching.recent import RecentChunks
 from dsec.images.lazy.erofs.metadata import Extent
 from dsec.images.lazy.formats import manifest as manifests
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, name_of
+from dsec.linux.direct_io import write_direct
 
 MANIFEST, DATA, PRESENT, ORIGINS = "manifest.json", "data", "present", "origins.json"
 _ABSENT, _THERE = b"\0", b"\1"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_DIRECT_BYTES = 256 << 10
+"""Chunks of that length are written past the page cache; shorter ones are not worth it."""
 METADATA = -1
 """Stands for the metadata among the numbers of chunks."""
 
@@ -41,6 +45,7 @@ class CachedLayer:
         directory: where it lies; named by the manifest.
         manifest: what it consists of.
         origins: where its chunks can be had (`dsec.images.lazy.origins`); none: nobody said.
+        recent: remembers what was written a moment ago.
     """
 
     def __init__(self, directory: Path, manifest: LayerManifest, *, as_guest: bool = False) -> None:
@@ -50,6 +55,7 @@ class CachedLayer:
         self._starts = [extent.start for extent in manifest.metadata]
         self._packed_starts = [0, *accumulate(extent.length for extent in manifest.metadata)]
         self._packed = b""
+        self.recent = RecentChunks()
         flags = os.O_RDWR | os.O_CLOEXEC | (0 if as_guest else os.O_CREAT)
         self._data = os.open(directory / DATA, flags, 0o600)
         try:
@@ -177,11 +183,18 @@ class CachedLayer:
 
     def read(self, start: int, length: int) -> bytes:
         """Return a range of which nothing is missing."""
+        position, skipped = divmod(start, CHUNK_BYTES)
+        content = self.recent.get(self.manifest.id, position)
+        if content is not None and skipped + length <= len(content):
+            return content[skipped : skipped + length]
+        return self._on_disk(start, length)
+
+    def _on_disk(self, start: int, length: int) -> bytes:
         return os.pread(self._data, length, start)
 
     def read_chunk(self, position: int) -> bytes:
         """Return a chunk that is there, as the disk has it."""
-        return self.read(position * CHUNK_BYTES, self._length(position))
+        return self._on_disk(position * CHUNK_BYTES, self._length(position))
 
     def store(self, position: int, content: bytes) -> bool:
         """Keep a verified chunk, or the whole metadata; return False where the disk is full, which changes nothing.
@@ -192,7 +205,7 @@ class CachedLayer:
             if position == METADATA:
                 self._scatter(content)
             else:
-                write_at(self._data, content, position * CHUNK_BYTES)
+                self._write_chunk(position, content)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -302,6 +315,21 @@ class CachedLayer:
         place = bisect_right(self._starts, start) - 1
         return place if place >= 0 and start + length <= self.manifest.metadata[place].end else None
 
+    def _write_chunk(self, position: int, content: bytes) -> None:
+        """Write a chunk to its place, past the page cache: its pages would be filled for reads that may never come."""
+        start, done = position * CHUNK_BYTES, 0
+        if len(content) >= _DIRECT_BYTES:
+            # A descriptor of its own, since where it stands and how it writes are the descriptor's.
+            direct = os.open(f"/proc/self/fd/{self._data}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.lseek(direct, start, os.SEEK_SET)
+                done = write_direct(direct, content)
+            finally:
+                os.close(direct)
+        write_at(self._data, memoryview(content)[done:], start + done)
+        if done:
+            self.recent.put(self.manifest.id, position, content)
+
     def _scatter(self, content: bytes) -> None:
         """Write packed metadata to its places."""
         if len(content) != self.manifest.metadata_bytes:
@@ -316,7 +344,7 @@ class CachedLayer:
         pending = bytearray()
         for extent in self.manifest.metadata:
             for start in range(extent.start, extent.end, CHUNK_BYTES):
-                pending += self.read(start, min(CHUNK_BYTES, extent.end - start))
+                pending += self._on_disk(start, min(CHUNK_BYTES, extent.end - start))
                 while len(pending) >= CHUNK_BYTES:
                     yield bytes(pending[:CHUNK_BYTES])
                     del pending[:CHUNK_BYTES]
