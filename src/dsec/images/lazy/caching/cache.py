@@ -38,9 +38,9 @@ DEFAULT_LIMIT_BYTES = 64 * GIB
 """Some ten whole images of the size that agents use, or a hundred that are touched as they are."""
 _VERSION = 1
 _DOOMED = ".doomed-"
-_RESERVE_BYTES, _RESERVE_SHARE = GIB, 0.05
+_RESERVE_BYTES, _RESERVE_SHARE = 2 * GIB, 0.05
 """What is left free of the disk, the lesser of the two: a guest decides what is read of an image, and must not take the
-room in which others write by it."""
+room in which others write by it. Twice what a node wants to see free before it makes a sandbox."""
 _LOCK = "lock"
 _PLACES_OF_A_CHUNK = 4
 """Places of one layer that are remembered for a chunk: one that consists of zeros, or of lies, has it everywhere, and
