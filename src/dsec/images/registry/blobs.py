@@ -9,7 +9,7 @@ The first is skipped over where little is to be skipped, and refused otherwise: 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from dsec.base.units import MIB
 from dsec.images.registry.auth import Access
@@ -26,6 +26,10 @@ _RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(?:\d{1,15}|\*)")
 
 class RangesIgnoredError(RegistryFailedError):
     """A registry would send much that nobody wants, since it ignores ranges."""
+
+
+def _unheard() -> None:
+    """Nobody asks whether ranges are honoured."""
 
 
 async def read_range(client: RegistryClient, repository: Repository, digest: str, start: int, length: int) -> bytes:
@@ -48,11 +52,19 @@ async def resumed(
     end: int,
     *,
     maximum_skipped_bytes: int = MAXIMUM_SKIPPED_BYTES,
+    on_ignored: Callable[[], None] = _unheard,
 ) -> AsyncGenerator[bytes]:
     """Yield the bytes of a blob from `start` to `end`, none twice, over as many answers as it takes.
 
     It is given up after as many failures in a row as `Backoff.tries`, between which next to nothing came. Raises as
     `read_range`, but for `RegistryFailedError` in place of `StoreUnavailableError`.
+
+    Args:
+        client: of the registry.
+        repository, digest: of the blob.
+        start, end: of what is wanted.
+        maximum_skipped_bytes: what is read and thrown away to get there.
+        on_ignored: called when an answer is the whole blob.
     """
     failures, failed_at = 0, start
     while start < end:
@@ -65,6 +77,8 @@ async def resumed(
         )
         try:
             async with client.answered(ask) as response:
+                if response.status == 200:
+                    on_ignored()
                 async for piece in _wanted(response, start, end, maximum_skipped_bytes):
                     start += len(piece)
                     yield piece

@@ -89,7 +89,18 @@ class RegistrySource:
     def _pieces(self, start: int, length: int, maximum_skipped_bytes: int | None = None) -> AsyncGenerator[bytes]:
         skipped = self._maximum_skipped_bytes if maximum_skipped_bytes is None else maximum_skipped_bytes
         client = self._client or _shared(self._repository.host)
-        return resumed(client, self._repository, self._digest, start, start + length, maximum_skipped_bytes=skipped)
+        return resumed(
+            client,
+            self._repository,
+            self._digest,
+            start,
+            start + length,
+            maximum_skipped_bytes=skipped,
+            on_ignored=self._ignored,
+        )
+
+    def _ignored(self) -> None:
+        self._in_order_until_s = time.monotonic() + IN_ORDER_S
 
     async def stream(self, start: int, end: int) -> AsyncGenerator[bytes]:
         """See `InOrderSource`: what breaks off is asked for again, and skipped over as far as it had come."""
@@ -100,14 +111,13 @@ class RegistrySource:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        """Turn everything that a registry fails with into what the port says, and notice when it ignores ranges."""
+        """Turn everything that a registry fails with into what the port says, and notice that it failed."""
         try:
             with reported():
                 try:
                     yield
                 except RangesIgnoredError:
-                    self._in_order_until_s = time.monotonic() + IN_ORDER_S
-                    raise
+                    raise  # It gave something, though not what was asked for.
                 except RegistryFailedError:
                     self._rest()
                     raise
