@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from dsec.cli.leave import leave_host
 from dsec.images.store import LocalImageStore
 from dsec.linux import mounts
 from dsec.model.image import ImageConfig
@@ -41,6 +42,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     store.close()
     yield state
     anyio.run(_destroy, state)
+    leave_host(state)
     targets = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for target in reversed([target for target in targets if target.startswith(f"{tmp_path}/")]):
         mounts.unmount(Path(target), detach=True)

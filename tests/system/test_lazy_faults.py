@@ -1,5 +1,5 @@
-"""Sandboxes read lazy layers over S3, a folder and a registry while everything that serves them is killed, cut off,
-corrupted and filled. A judge of its own compares every byte; what may fail when is in `dsec.testing.lazy_faults`.
+"""Sandboxes read lazy layers over S3, a folder, a registry and a peer while everything that serves them is killed, cut
+off, corrupted and filled. A judge of its own compares every byte; what may fail when is in `dsec.testing.lazy_faults`.
 
 A normal run does each fault about once; `DSEC_FAULT_SECONDS` makes it longer, `DSEC_FAULT_SEED` repeats a draw, and
 `DSEC_FAULT_ONLY` (names between commas) does some faults only.
@@ -37,6 +37,7 @@ from dsec.stores.objects_folder import FolderObjectStore
 from dsec.stores.opening import open_store
 from dsec.testing.lazy_faults import FaultWorld, Reader, unexcused
 from dsec.testing.node_process import NodeProcess
+from dsec.testing.peer_faults import PeerNode
 from dsec.testing.registry_server import RegistryServer
 from dsec.testing.relay import Relay, relayed
 from dsec.testing.s3_server import S3Server
@@ -117,20 +118,22 @@ async def _publish(publisher: Path, root: Path, sources: _Sources, reference: st
 
 @asynccontextmanager
 async def _running(
-    state_dir: Path, publisher: Path, root: Path, sources: _Sources, draw: random.Random
+    state_dir: Path, publisher: Path, root: Path, sources: _Sources, peer: PeerNode, draw: random.Random
 ) -> AsyncIterator[tuple[FaultWorld, list[Reader]]]:
-    """Run a node with a sandbox of each image, and readers in them."""
+    """Run a node with a sandbox of each image, readers in them, and a peer that has the images of stores."""
     pulls = await _publish(publisher, root, sources, "127.0.0.1:{}/faults/" + uuid.uuid4().hex + ":v1")
     shutil.rmtree(state_dir / "images")
+    await anyio.to_thread.run_sync(peer.start, [pulls[name][0] for name in ("s3", "folder", "both")])
+    environment = sources.environment | peer.variables
     for name, ways in pulls.items():
         for url, what in ways:
-            environment = sources.environment | ({"DSEC_STORE": url} if url else {})
+            stores = {"DSEC_STORE": url} if url else {}
             command = ("image", "pull", what, "--name", f"box-{name}")
-            await anyio.to_thread.run_sync(_dsec, state_dir, environment, *command)
+            await anyio.to_thread.run_sync(_dsec, state_dir, environment | stores, *command)
     lazy = state_dir / "images/lazy"
     (lazy / "cache").mkdir(parents=True, mode=0o700, exist_ok=True)
     mounts.mount("tmpfs", lazy / "cache", "tmpfs", 0, _CACHE)
-    node = NodeProcess(state_dir, sources.environment)
+    node = NodeProcess(state_dir, environment)
     await anyio.to_thread.run_sync(node.start)
     readers: list[Reader] = []
     try:
@@ -146,6 +149,7 @@ async def _running(
                 blobs={"registry": sources.registry.directory},
                 cache_disk=lazy / "cache",
                 draw=draw,
+                more=peer.faults(),
             ),
             readers,
         )
@@ -194,6 +198,18 @@ def _leave(state_dir: Path) -> None:
     left = [entry.target for entry in mounts.mounts_under(state_dir / "images") if entry.target != str(lazy / "cache")]
     mounts.unmount(lazy / "cache", detach=True)
     assert left == []
+
+
+async def _wait_peer_gives(world: FaultWorld) -> None:
+    """Wait until something came from the peer, so that it is asked while it dies, stalls and lies."""
+    with anyio.fail_after(60):
+        while not await anyio.to_thread.run_sync(_chunks_of_peers, world.daemon):  # noqa: ASYNC110 - a process.
+            await anyio.sleep(0.1)
+
+
+def _chunks_of_peers(daemon: LayerDaemon) -> int:
+    peers = daemon.status().peers
+    return 0 if peers is None else peers.chunks
 
 
 async def _check_alive(world: FaultWorld) -> None:
@@ -247,7 +263,10 @@ async def _live_through(
         }
         folder = FolderObjectStore(tmp_path / "objects")
         sources = _Sources(s3, f"s3://{BUCKET}/{uuid.uuid4()}", folder, registry, relays)
-        async with _running(state_dir, publisher, tmp_path / "trees", sources, draw) as (world, readers):
+        peer = PeerNode(tmp_path / "peer", s3.environment, draw)
+        stack.callback(peer.end)
+        async with _running(state_dir, publisher, tmp_path / "trees", sources, peer, draw) as (world, readers):
+            await _wait_peer_gives(world)
             await world.run(_SECONDS, _ONLY)
             await _check_alive(world)
             # All is well again: every file of every sandbox is read from end to end, and none may fail.

@@ -158,6 +158,7 @@ class FaultWorld:
         blobs: directories of blobs of registries, by the source's name.
         cache_disk: directory of the file system that the cache lies on.
         draw: what is drawn.
+        more: further faults, by name; none may cost a read.
         outages: the account.
         log: what was done, for people.
         done: how often each fault was done.
@@ -170,6 +171,7 @@ class FaultWorld:
     blobs: Mapping[str, Path]
     cache_disk: Path
     draw: random.Random
+    more: Mapping[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
     outages: Outages = field(default_factory=Outages)
     log: list[str] = field(default_factory=list)
     done: dict[str, int] = field(default_factory=dict)
@@ -188,6 +190,7 @@ class FaultWorld:
             "corrupt source": self.corrupt_source,
             "fill disk": self.fill_disk,
             "rot and repair": self.rot_and_repair,
+            **self.more,
         }
 
     async def run(self, seconds: float, only: Sequence[str] = ()) -> None:
