@@ -28,7 +28,7 @@ class RangesIgnoredError(RegistryFailedError):
     """A registry would send much that nobody wants, since it ignores ranges."""
 
 
-def _unheard() -> None:
+def _unheard(is_ranged: bool) -> None:
     """Nobody asks whether ranges are honoured."""
 
 
@@ -52,7 +52,7 @@ async def resumed(
     end: int,
     *,
     maximum_skipped_bytes: int = MAXIMUM_SKIPPED_BYTES,
-    on_ignored: Callable[[], None] = _unheard,
+    on_answer: Callable[[bool], None] = _unheard,
 ) -> AsyncGenerator[bytes]:
     """Yield the bytes of a blob from `start` to `end`, none twice, over as many answers as it takes.
 
@@ -64,7 +64,7 @@ async def resumed(
         repository, digest: of the blob.
         start, end: of what is wanted.
         maximum_skipped_bytes: what is read and thrown away to get there.
-        on_ignored: called when an answer is the whole blob.
+        on_answer: told of each answer whether it is the range that was asked for.
     """
     failures, failed_at = 0, start
     while start < end:
@@ -77,8 +77,7 @@ async def resumed(
         )
         try:
             async with client.answered(ask) as response:
-                if response.status == 200:
-                    on_ignored()
+                on_answer(response.status != 200)
                 async for piece in _wanted(response, start, end, maximum_skipped_bytes):
                     start += len(piece)
                     yield piece

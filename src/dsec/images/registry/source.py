@@ -54,6 +54,7 @@ class RegistrySource:
     ) -> None:
         self.name = url
         self._in_order_until_s = -math.inf
+        self._first: anyio.Event | None = None
         self._repository, self._digest = parse_blob_url(url)
         self._client = client
         self._maximum_skipped_bytes = maximum_skipped_bytes
@@ -71,13 +72,10 @@ class RegistrySource:
 
     async def fetch(self, ref: ChunkRef, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bytes:
         """See the port."""
-        if self.gives_in_order and ref.blob_start > self._maximum_skipped_bytes:
-            raise StoreUnavailableError(
-                f"{self.name} ignores ranges, and is read from its beginning",
-                resolution="have the registry, or what is between it and this host, honour ranges (RFC 9110, 14)",
-            )
         try:
             with anyio.fail_after(timeout_s), self._failures():
+                await self._wait_for_first()
+                self._check_order(ref)
                 return b"".join([piece async for piece in self._pieces(ref.blob_start, ref.stored_bytes)])
         except TimeoutError as error:
             self._rest()
@@ -85,6 +83,16 @@ class RegistrySource:
                 f"{self.name} gave no chunk {ref.id[:12]} within {timeout_s:g} s",
                 resolution="see whether the registry is up, and what is between it and this host",
             ) from error
+        finally:
+            if self._first is not None:
+                self._first.set()  # Who failed to find it out keeps nobody waiting.
+
+    def _check_order(self, ref: ChunkRef) -> None:
+        if self.gives_in_order and ref.blob_start > self._maximum_skipped_bytes:
+            raise StoreUnavailableError(
+                f"{self.name} ignores ranges, and is read from its beginning",
+                resolution="have the registry, or what is between it and this host, honour ranges (RFC 9110, 14)",
+            )
 
     def _pieces(self, start: int, length: int, maximum_skipped_bytes: int | None = None) -> AsyncGenerator[bytes]:
         skipped = self._maximum_skipped_bytes if maximum_skipped_bytes is None else maximum_skipped_bytes
@@ -96,11 +104,21 @@ class RegistrySource:
             start,
             start + length,
             maximum_skipped_bytes=skipped,
-            on_ignored=self._ignored,
+            on_answer=self._heard,
         )
 
-    def _ignored(self) -> None:
-        self._in_order_until_s = time.monotonic() + IN_ORDER_S
+    def _heard(self, is_ranged: bool) -> None:
+        if not is_ranged:
+            self._in_order_until_s = time.monotonic() + IN_ORDER_S
+        if self._first is not None:
+            self._first.set()
+
+    async def _wait_for_first(self) -> None:
+        """Let one ask before all others, until it has an answer: it tells whether the others are to ask at all."""
+        if self._first is not None:
+            await self._first.wait()
+        else:
+            self._first = anyio.Event()
 
     async def stream(self, start: int, end: int) -> AsyncGenerator[bytes]:
         """See `InOrderSource`: what breaks off is asked for again, and skipped over as far as it had come."""
