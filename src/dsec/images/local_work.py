@@ -7,6 +7,7 @@ from functools import partial
 
 import anyio.to_thread
 
+from dsec.base.errors import CapabilityMissingError
 from dsec.images.composition import composition
 from dsec.images.lazy.publication.sharing import publish_image, pull_image
 from dsec.images.lazy.serving.client import LayerDaemon
@@ -45,12 +46,12 @@ class LocalImageWork:
 
     Args:
         images: where they are.
-        daemon: serves its lazy layers.
+        daemon: serves its lazy layers; None: nobody does, and images are pulled whole.
         store_url: of its object store.
         node: its node's id, for findings.
     """
 
-    def __init__(self, images: LocalImageStore, daemon: LayerDaemon, *, store_url: str, node: str) -> None:
+    def __init__(self, images: LocalImageStore, daemon: LayerDaemon | None, *, store_url: str, node: str) -> None:
         self._images = images
         self._daemon = daemon
         self._store_url = store_url
@@ -144,6 +145,10 @@ class LocalImageWork:
 
     def statistics(self, image: str) -> tuple[ImageUse, ...]:
         """See the port."""
+        if self._daemon is None:
+            raise CapabilityMissingError(
+                "this node has no layers that are loaded when touched", resolution="dsec doctor says why"
+            )
         return image_uses(self._images, (self._images.get(image),) if image else self._images.list(), self._daemon)
 
 

@@ -22,7 +22,6 @@ from dsec.images.lazy.tracing.image_prefetches import ImagePrefetches
 from dsec.images.local_work import LocalImageWork
 from dsec.images.prefetches import NoPrefetches
 from dsec.images.store import LocalImageStore
-from dsec.images.work import NoImageWork
 from dsec.linux.userns import is_host_root
 from dsec.node import namespace
 from dsec.node.delegation import delegated_group
@@ -96,9 +95,9 @@ async def open_node(settings: NodeSettings, *, peers: Callable[[str], Peers] | N
             store_cache_dir=state_dir / "cache",
             exports=DirectoryExports(state_dir / "exports"),
             prefetches=ImagePrefetches(images, lazy) if isinstance(lazy, LayerDaemon) else NoPrefetches(),
-            image_work=LocalImageWork(images, lazy, store_url=store_url, node=name)
-            if isinstance(lazy, LayerDaemon)
-            else NoImageWork(),
+            image_work=LocalImageWork(
+                images, lazy if isinstance(lazy, LayerDaemon) else None, store_url=store_url, node=name
+            ),
             peers=NoPeers() if peers is None else peers(name),
             drain_file=state_dir / "draining",
             swap=SwapFile(state_dir.absolute() / SWAP_FILE, settings.swap_bytes) if is_host_root() else None,
