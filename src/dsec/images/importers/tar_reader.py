@@ -31,6 +31,8 @@ from dsec.images.importers.sparse import (
 BLOCK_BYTES = 512
 _MAX_HEADER_BYTES = MIB
 """Longest extended header: far above a path of 4 KiB and attributes of 64 KiB."""
+_MAX_RECORDS = 1000
+"""Records of an entry: those of a global header are looked at for each of millions of entries."""
 
 _KINDS = {
     b"0": EntryKind.FILE,
@@ -324,6 +326,11 @@ def _device(header: _Header, path: bytes) -> int:
 
 def _check_records(header: _Header, pax: _Pax) -> None:
     """Bound what several extended headers of one entry add up to: each alone is bounded when it is read."""
+    if len(pax) > _MAX_RECORDS:
+        raise UnsafeArchiveError(
+            f"the archive's entry {header.name[:200]!r} is refused: its extended headers hold more than "
+            f"{_MAX_RECORDS} records"
+        )
     if sum(len(key) + len(value) for key, value in pax.items()) > _MAX_HEADER_BYTES:
         raise UnsafeArchiveError(
             f"the archive's entry {header.name[:200]!r} is refused: its extended headers hold more than "
