@@ -107,7 +107,7 @@ def _use(state_dir: Path) -> ImageUse:
 
 async def _wait(condition: Callable[[], bool]) -> None:
     def look() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, "it never came to be"
             time.sleep(0.01)
@@ -268,7 +268,8 @@ async def test_what_a_sandbox_will_read_comes_before_it_reads_it(state_dir: Path
 
 async def test_ordinary_use_of_an_image_without_traces_is_kept_where_that_is_wanted(state_dir: Path) -> None:
     await _pulled(state_dir)
-    async with open_node(_settings(state_dir, trace_s=0.3)) as node:
+    # Long enough for a busy host to start a command in.
+    async with open_node(_settings(state_dir, trace_s=2.0)) as node:
         box = (await node.create(SandboxSpec(image="guest"))).sandbox_id
         await node.run(box, CommandRequest(argv=_READS))
         shelf = TraceShelf(state_dir / "images")

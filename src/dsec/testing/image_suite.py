@@ -285,7 +285,7 @@ class StoredImageSuite(ImageStoreSuite):
         store = open_store()
         tree = make_tree(tmp_path / "t", **{f"f{number}": "x" * number for number in range(1500)})
         expected = directory_digest(tree)[0].removeprefix("sha256:")
-        for seed in range(8):
+        for seed in range(5):
             worker = self._adder(store, tree)
             assert worker.stdout is not None
             assert worker.stdout.readline() == "open\n"
