@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ class TestPython:
         assert not list((root / "var/cache/apt").glob("*.bin"))
         assert not [path for path in (root / "var/lib/apt/lists").glob("*") if path.is_file() and path.name != "lock"]
         assert (root / "etc/machine-id").read_text() == ""
+        assert not [path for path in (root / "dev").iterdir() if stat.S_ISCHR(path.lstat().st_mode)]
         assert (root / "etc/resolv.conf").read_text() == ""
 
     def test_packages_install_in_builds_upon_it(

@@ -80,6 +80,7 @@ def test_an_image_is_pulled_whole_without_root(
     options = ("--set", f"store={published.objects.url}", "image")
     lazily = user.run(user.dsec(state, *options, "pull", reference))
     assert lazily.returncode == 0, lazily.stderr
+    assert "the same command with --eager" in lazily.stderr
     whole = user.run(user.dsec(state, *options, "pull", reference, "--eager", "--json"))
     assert whole.returncode == 0, whole.stderr
     (layer,) = json.loads(whole.stdout)["layers"]

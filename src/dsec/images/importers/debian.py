@@ -25,6 +25,13 @@ FALLBACK_RELEASE = "bookworm"
 
 _SOURCES = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
 
+_DEVICES = frozenset(
+    f"dev/{name}".encode() for name in ("console", "full", "null", "ptmx", "random", "tty", "urandom", "zero")
+)
+"""Sandboxes and builds have a /dev of their own. An image without device nodes is the same whoever builds it, and an
+ordinary user can pull it whole.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebianRecipe:
@@ -61,7 +68,7 @@ def import_debian(store: LocalImageStore, request: ImportRequest, recipe: Debian
             own_mounts=os.geteuid() == 0,
         )
         told = request.source or f"Debian {release}: {', '.join(recipe.packages)}"
-        return import_rootfs_tar(store, replace(request, path=target, source=told))
+        return import_rootfs_tar(store, replace(request, path=target, source=told, left_out=_DEVICES))
 
 
 def _command(recipe: DebianRecipe, release: str, target: Path) -> list[str]:

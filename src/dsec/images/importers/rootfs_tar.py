@@ -37,7 +37,8 @@ def unpack(stream: LimitedStream, writer: TreeWriter, request: ImportRequest) ->
     if request.as_layer:
         write_parents(writer, request.at)
     for count, entry in enumerate(reader, start=1):
-        writer.add(request.placed(entry), reader.content())
+        if entry.path.removeprefix(b"./").strip(b"/") not in request.left_out:
+            writer.add(request.placed(entry), reader.content())
         if count % _PROGRESS_ENTRIES == 0:
             request.progress(f"unpacked {count} entries")
     for warning in writer.warnings:
