@@ -10,11 +10,13 @@ Others work on the host meanwhile, and may run the same tests. So all is told by
   and from the table of mounts, which names a run directory by the state directory.
 - Users: `dsec.testing.ordinary_user` names them by this process.
 
-A process that is killed (pytest-timeout does so) cannot look.
+A process that is killed (pytest-timeout does so) cannot look. Its directory is not locked any more, and the next
+session takes it away, unless something is mounted in it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -28,6 +30,7 @@ from dsec.linux import mounts
 from dsec.runtimes.container.runtime import RUN_DIRECTORY
 from dsec.testing.ordinary_user import user_name
 
+_PREFIX = "dsec-session-"
 PATIENCE_S = 20.0
 """Daemons end after the last mount, and the kernel lets go of a loop device when it comes to it."""
 
@@ -43,16 +46,25 @@ class Session:
     """
 
     temporary: Path
+    _lock: int
     others: list[Path] = field(default_factory=list)
     node_ids: set[str] = field(default_factory=set)
 
     @classmethod
     def begin(cls) -> Session:
         """Give this process a directory for temporary files. Ordinary users may use it, as they may /tmp."""
-        directory = Path(tempfile.mkdtemp(prefix="dsec-tests-"))
-        directory.chmod(0o1777)
+        for former in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            if (lock := _try_lock(former)) is not None:
+                _remove(former)
+                os.close(lock)
+        fresh = Path(tempfile.mkdtemp())
+        fresh.chmod(0o1777)
+        lock = _try_lock(fresh)
+        assert lock is not None
+        # Whoever looks for directories that nobody holds sees it with its lock.
+        directory = fresh.rename(fresh.with_name(_PREFIX + fresh.name.removeprefix("tmp")))
         os.environ["TMPDIR"] = tempfile.tempdir = str(directory)
-        return cls(directory)
+        return cls(directory, lock)
 
     def note_nodes(self, values: Iterable[object]) -> None:
         """Note the nodes of a test: those whose state directory is among the values or in a directory of theirs, and
@@ -77,8 +89,8 @@ class Session:
 
     def end(self) -> None:
         """Remove the directory, unless something is mounted in it."""
-        if not list(mounts.mounts_under(self.temporary)):
-            shutil.rmtree(self.temporary, ignore_errors=True)
+        _remove(self.temporary)
+        os.close(self._lock)
 
     def _left(self) -> Iterator[str]:
         yield from (f"file {entry}" for entry in self.temporary.iterdir())
@@ -107,6 +119,27 @@ class Session:
 
     def _is_ours(self, path: str) -> bool:
         return any(path.startswith(f"{place}/") for place in (self.temporary, *self.others))
+
+
+def _try_lock(directory: Path) -> int | None:
+    """Return a descriptor that holds the directory; None: somebody else does, or it is another user's, or gone."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            return descriptor
+    except BlockingIOError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _remove(directory: Path) -> None:
+    if not list(mounts.mounts_under(directory)):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _read(file: Path) -> str:
