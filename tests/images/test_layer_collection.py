@@ -379,6 +379,17 @@ async def test_a_publication_that_stood_still_puts_again_what_was_deleted_meanwh
     assert await shared.is_whole(reference)
 
 
+async def test_who_sends_again_puts_right_what_rotted(shared: _Store) -> None:
+    await shared.publish("a")
+    (key,) = await shared.keys("layers/chunks/")
+    _, stored = _layer("a")
+    ((part, data),) = [(part, data) for part, data in stored.items() if part.key == key]
+    await shared.store.put(key, b"rotten")
+    for resend in (False, True):
+        assert await Publication(await shared.opened(), resend=resend).offer(part, data) is resend
+        assert (await shared.store.get(key) == data) is resend
+
+
 async def test_a_layer_that_a_host_holds_stays_until_its_pin_is_old(shared: _Store) -> None:
     reference = await shared.publish("a")
     manifest = (await fetch_document(shared.store, reference)).layers[0].manifest

@@ -5,6 +5,7 @@ The commands work on the stores themselves, which is safe beside running nodes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 store_option = click.option(
-    "--store", "url", metavar="URL", help="file:///path or s3://bucket/prefix.  [the node's setting `store`]"
+    "--store",
+    "url",
+    metavar="URL",
+    help="file:///path, or s3://bucket/prefix with the usual AWS_ variables.  [the node's setting `store`]",
 )
 
 
@@ -31,9 +35,12 @@ store_option = click.option(
 @store_option
 @click.option("--tag", metavar="NAME", help="What people may pull it by too; it moves if it is there.")
 @click.option("--trace", "by_traces", is_flag=True, help="Lay its layers out by its traces: fewer chunks are read.")
+@click.option("--resend", is_flag=True, help="Send what is there, too: mends what rotted in the store.")
 @json_option
 @pass_options
-def publish(options: Options, name: str, url: str | None, tag: str | None, by_traces: bool, as_json: bool) -> None:
+def publish(
+    options: Options, name: str, url: str | None, tag: str | None, by_traces: bool, resend: bool, as_json: bool
+) -> None:
     """Put IMAGE into the object store, in chunks, and print the reference by which other hosts pull it.
 
     Its traces (`dsec image trace`) go with it.
@@ -45,7 +52,9 @@ def publish(options: Options, name: str, url: str | None, tag: str | None, by_tr
         made = with_objects(
             options,
             url,
-            lambda objects: publish_image(images, name, objects, tag=tag, say=progress, by_traces=by_traces),
+            lambda objects: publish_image(
+                images, name, objects, tag=tag, say=progress, by_traces=by_traces, resend=resend
+            ),
         )
     if as_json:
         print_json(made)
@@ -103,8 +112,14 @@ def pull(options: Options, reference: str, name: str | None, eager: bool, url: s
 
 
 def _show_pulled(made: ImageInfo, as_json: bool) -> None:
+    from dsec.model.image import LayerFormat
+
     show_made(made, as_json)
-    if not as_json:
+    if as_json:
+        return
+    if os.geteuid() != 0 and any(layer.format is LayerFormat.LAZY for layer in made.layers):
+        note("without root, sandboxes need all of it here: the same command with --eager fetches it")
+    else:
         note(f"make a sandbox of it: dsec sandbox create {made.name}")
 
 

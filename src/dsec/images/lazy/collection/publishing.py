@@ -45,10 +45,12 @@ class Publication:
     Args:
         objects: the store.
         say: told what takes long.
+        resend: send what the store has, too: what is there under a name may be something else by now.
     """
 
-    def __init__(self, objects: LayerObjects, say: Say = quiet) -> None:
+    def __init__(self, objects: LayerObjects, say: Say = quiet, *, resend: bool = False) -> None:
         self.objects = objects
+        self.resend = resend
         self._say = say
         self._needed: set[Part] = set()
         self._looked_at_s: dict[Part, float] = {}
@@ -67,9 +69,9 @@ class Publication:
             return False
         store = self.objects.store
         for _ in range(_TRIES):
-            if await store.head(part.key) is not None:
+            if not self.resend and await store.head(part.key) is not None:
                 return False
-            await store.put(part.key, data, if_absent=True)
+            await store.put(part.key, data, if_absent=not self.resend)
             info = await store.head(part.key)
             if info is not None and info.size_bytes == len(data):
                 return True

@@ -74,6 +74,7 @@ async def publish_image(
     *,
     tag: str | None = None,
     by_traces: bool = False,
+    resend: bool = False,
     say: Say = quiet,
 ) -> PublishedImage:
     """Put an image into an object store: chunks, manifests, and its document last. Idempotent.
@@ -84,6 +85,7 @@ async def publish_image(
         store: where it goes.
         tag: what people are to pull it by, beside its reference; it moves if it is there. None: nothing.
         by_traces: lay its layers out so that what its traces name lies together (`dsec.images.lazy.erofs.layout`).
+        resend: send what the store has, too, in place of what may have rotted there.
         say: told what takes long.
 
     Raises:
@@ -96,8 +98,8 @@ async def publish_image(
     info = await anyio.to_thread.run_sync(images.get, name)
     if tag is not None:
         _check_tag(tag)
-    publication = Publication(await open_layer_objects(store), say)
-    there = {} if by_traces else await _there_already(images, info, publication)
+    publication = Publication(await open_layer_objects(store), say, resend=resend)
+    there = {} if by_traces or resend else await _there_already(images, info, publication)
     with images.work_directory() as work:
         if len(there) < len(info.layers):
             say("laying the layers out" + (" by what is read first" if by_traces else ""))
