@@ -108,8 +108,8 @@ class OriginCheck:
             return self._subject.good(f"{len(pieces)} pieces in {url}, hashes matched", node=url, suffix=suffix)
         named = _named(problems)
         detail = f"{len(problems)} of {len(pieces) + 1} pieces in {url} cannot be had: {named}"
-        again = "push" if suffix == " registry" else "publish"
-        advice = f"{again} the image again from a host that has it whole; check the disk of {url}"
+        again = "push the image again" if suffix == " registry" else "publish the image again with --resend"
+        advice = f"{again} from a host that has it whole; check the disk of {url}"
         if not self._options.repair:
             advice = f"--repair puts there what this host or another origin has; or {advice}"
             return self._subject.bad(detail, node=url, suffix=suffix, advice=advice)
