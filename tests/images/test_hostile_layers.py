@@ -59,8 +59,9 @@ def _publish(objects: Path, file: bytes) -> str:
 
 
 def _made(tmp_path: Path, *options: str) -> bytearray:
-    """Return an EROFS file of a directory in a directory, and a file, without the checksum of its superblock."""
-    (tmp_path / "tree/outer/inner").mkdir(parents=True)
+    """Return an EROFS file of two directories in a directory, and a file, without the checksum of its superblock."""
+    for name in ("inner", "other"):
+        (tmp_path / "tree/outer" / name).mkdir(parents=True)
     (tmp_path / "tree/file").write_bytes(b"hello " * 10_000)
     file = tmp_path / "made.erofs"
     subprocess.run(["mkfs.erofs", *options, file, tmp_path / "tree"], check=True, capture_output=True)
@@ -74,17 +75,24 @@ def _compressed(tmp_path: Path) -> bytearray:
     return _made(tmp_path, "-zlz4")
 
 
-def _in_a_circle(tmp_path: Path) -> bytearray:
-    """The directory `inner` is its parent."""
-    data = _made(tmp_path)
+def _changed(data: bytearray, choose: Callable[[int, list[int]], int]) -> bytearray:
+    """Have the last entry of `outer` be of an inode that is chosen by that of `outer`, and those of its entries."""
     with mmap.mmap(-1, len(data)) as memory:
         memory[:] = bytes(data)
         walk = Walk(memory)
-        of_root = [walk._inode(number) for _, number in walk.entries(walk._inode(walk.root))]
-        outer = next(each for each in of_root if each.mode & 0o40000 and each.start != walk.meta + 32 * walk.root)
-        at = max(place for place, _ in walk.entries(outer))  # Names are in order: `inner` is the last.
-        struct.pack_into("<Q", data, at, (outer.start - walk.meta) // 32)
+        of_root = {number: walk._inode(number) for _, number in walk.entries(walk._inode(walk.root))}
+        outer = next(number for number, each in of_root.items() if each.mode & 0o40000 and number != walk.root)
+        places, numbers = zip(*walk.entries(of_root[outer]), strict=True)
+        struct.pack_into("<Q", data, places[-1], choose(outer, list(numbers)))
     return data
+
+
+def _in_a_circle(tmp_path: Path) -> bytearray:
+    return _changed(_made(tmp_path), lambda outer, _: outer)
+
+
+def _in_two_places(tmp_path: Path) -> bytearray:
+    return _changed(_made(tmp_path), lambda _, numbers: numbers[-2])
 
 
 def _far_away(tmp_path: Path) -> bytearray:
@@ -99,7 +107,13 @@ def _far_away(tmp_path: Path) -> bytearray:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"), [(_compressed, "compression"), (_in_a_circle, "symbolic links"), (_far_away, "outside")]
+    ("make", "said"),
+    [
+        (_compressed, "compression"),
+        (_in_a_circle, "symbolic links"),
+        (_in_two_places, "several places"),
+        (_far_away, "outside"),
+    ],
 )
 @pytest.mark.slow
 def test_an_eager_pull_refuses_it_in_words_and_keeps_nothing(

@@ -110,7 +110,7 @@ def adopt_erofs(file: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
         metadata_extents(file)  # A kernel reads it next: what is not made as ours are is not shown to one.
         return target, _read_and_finish(target, file, work)
     except InvalidRequestError as error:
-        raise _unsound(error.detail) from error
+        raise _unsound(f"{error.brief}: {error.detail}") from error
     except OSError as error:
         if error.errno not in _UNSOUND:
             raise

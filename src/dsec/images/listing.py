@@ -52,17 +52,22 @@ class Node:
     status: os.stat_result
 
 
+_STUB = 2
+"""Inode of all directories by which a btrfs snapshot shows nested subvolumes that it has not got; they are empty."""
+
+
 def walk(root_fd: int) -> Iterator[Node]:
     """Yield the root and everything below it: parents first, the entries of a directory sorted by their bytes.
 
     Raises:
-        InvalidRequestError: the tree is deeper than `MAX_DEPTH`.
+        InvalidRequestError: the tree is deeper than `MAX_DEPTH`, or is no tree.
     """
-    yield Node(b"", root_fd, b".", os.stat(root_fd))
-    yield from _walk_directory(root_fd, b"", 1)
+    status = os.stat(root_fd)
+    yield Node(b"", root_fd, b".", status)
+    yield from _walk_directory(root_fd, b"", 1, {(status.st_dev, status.st_ino)})
 
 
-def _walk_directory(fd: int, path: bytes, depth: int) -> Iterator[Node]:
+def _walk_directory(fd: int, path: bytes, depth: int, seen: set[tuple[int, int]]) -> Iterator[Node]:
     if depth > MAX_DEPTH:
         raise InvalidRequestError(
             f"the tree is deeper than {MAX_DEPTH} directories",
@@ -74,9 +79,18 @@ def _walk_directory(fd: int, path: bytes, depth: int) -> Iterator[Node]:
         where = path + b"/" + name if path else name
         yield Node(where, fd, name, status)
         if stat.S_ISDIR(status.st_mode):
+            identity = status.st_dev, status.st_ino
+            if identity in seen and status.st_ino != _STUB:
+                # A file system that a stranger wrote can say so, and double what there is to be walked at each level.
+                raise InvalidRequestError(
+                    "a directory of the tree is in several places",
+                    detail=where[:200].decode(errors="replace"),
+                    resolution="do not trust whoever made it; or unmount what is bound into it",
+                )
+            seen.add(identity)
             child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
             try:
-                yield from _walk_directory(child, where, depth + 1)
+                yield from _walk_directory(child, where, depth + 1, seen)
             finally:
                 os.close(child)
 

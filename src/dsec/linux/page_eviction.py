@@ -41,7 +41,7 @@ def evict_tree(root: Path) -> None:
     """Forget the content of all files and directories of a tree that nobody has mapped; what cannot be read is passed
     over. Opens nothing that could be a device or a pipe.
     """
-    for directory, _, _ in os.walk(root):
+    for directory, _ in _directories(root):
         evict_file(directory)
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
@@ -53,12 +53,31 @@ def still_cached(root: Path, ranges: Sequence[range]) -> Iterator[str]:
     """Yield the files of a tree of which something in some ranges of its device is cached, relative to the tree. After
     an eviction these are the ones that programs have mapped, and those that were read again meanwhile.
     """
-    for directory, _, names in os.walk(root):
+    for directory, names in _directories(root):
         for name in names:
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):
                 if stat.S_ISREG(os.lstat(path).st_mode) and _has_cached(path, ranges):
                     yield os.path.relpath(path, root)
+
+
+def _directories(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the directories of a tree, each once, and the names of what is in them but directories. A file system that
+    a stranger wrote may have one in many places."""
+    seen: set[int] = set()
+    for directory, below, names in os.walk(root):
+        yield directory, names
+        below[:] = [name for name in below if _is_new(os.path.join(directory, name), seen)]
+
+
+def _is_new(directory: str, seen: set[int]) -> bool:
+    try:
+        inode = os.lstat(directory).st_ino
+    except OSError:
+        return False
+    is_new = inode not in seen
+    seen.add(inode)
+    return is_new
 
 
 def _has_cached(path: str, ranges: Sequence[range]) -> bool:

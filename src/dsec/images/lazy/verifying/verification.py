@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from dsec.base.errors import DsecError, StateCorruptedError
+from dsec.base.errors import DsecError, InvalidRequestError, StateCorruptedError
 from dsec.base.units import format_number_of, format_size
 from dsec.images import erofs
 from dsec.images.lazy.collection.objects import Part
@@ -252,7 +252,7 @@ class _ImageCheck:
         try:
             with self._images.work_directory() as scratch, erofs.opened(path, scratch.path) as root_fd:
                 found = tree_digest(root_fd)[0]
-        except (StateCorruptedError, OSError) as error:
+        except (InvalidRequestError, StateCorruptedError, OSError) as error:
             detail = words(error) if isinstance(error, DsecError) else str(error)
             return subject.bad(f"its chunks make no layer: {detail}", node=self._options.node, advice=advice)
         if found == subject.digest:
