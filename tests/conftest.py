@@ -22,6 +22,8 @@ settings.register_profile("dsec", deadline=None)
 settings.load_profile("dsec")
 
 SESSION = pytest.StashKey[Session]()
+FIRST = ("tests/images/test_recipes.py",)
+"""Modules with a test that takes minutes. Begun among the last, it would run when all others are done."""
 ASYNC_LIMIT_S = 240.0
 """Less than pytest's own timeout: that one cannot interrupt a fixture's end, so that a test has to end before it."""
 
@@ -72,7 +74,8 @@ def no_swap_file_stays_on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason said, what only root can run."""
+    """Begin with what takes longest. Skip, with the reason said, what only root can run."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     if os.geteuid() == 0:
         return
     marker = pytest.mark.skip(reason="needs root")
