@@ -577,15 +577,21 @@ def test_documents_that_a_registry_lost_or_has_otherwise_are_sent_again_or_named
         assert f"{what} sha256:" in bad["document"].detail
     assert image.findings(full=True, repair=True)["document"].repaired
     assert image.is_good()
-    _flip(documents[0], 5)
-    assert f"{documents[0].parent.name}/data" in image.bad(full=True, repair=True)["document"].detail
+    (manifest,) = [path for path in documents if path.parent.name in found.detail]
+    (other, *_) = [path for path in documents if path != manifest]
+    for path in (manifest, other):
+        sound = path.read_bytes()
+        _flip(path, 5)
+        assert f"{path.parent.name}/data" in image.bad(full=True, repair=True)["document"].detail
+        path.write_bytes(sound)
 
 
+@pytest.mark.parametrize("damage", [lambda blob: _flip(blob, 6 << 20), lambda blob: os.truncate(blob, 99)])
 def test_what_a_registry_keeps_wrong_although_it_was_sent_is_said_with_what_its_operator_removes(
-    in_registry: _InRegistry,
+    in_registry: _InRegistry, damage: Callable[[Path], None]
 ) -> None:
     assert in_registry.image.read() == _DATA
-    in_registry.flip(6 << 20)
+    damage(in_registry.blob)
     bad = in_registry.image.bad(full=True, repair=True)["layer-2 registry"].detail
     name = in_registry.blob.parent.name
     assert f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data" in bad

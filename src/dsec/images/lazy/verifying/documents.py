@@ -191,20 +191,22 @@ async def _look_in_registry(origin: PulledFrom) -> Documents:
 
 
 async def _problems(client: RegistryClient, reference: Reference, origin: PulledFrom) -> list[str]:
-    """Return what of an image's documents its registry has not got, or has otherwise.
+    """Return what of an image's documents its registry, which is there, has not got or has otherwise.
 
     Raises:
-        StoreUnavailableError, UnauthorizedError, PermissionDeniedError: it does not say.
+        UnauthorizedError, PermissionDeniedError: it does not say.
     """
+    # What was damaged some registries cannot read themselves, and answer 500.
+    damaged = (ObjectNotFoundError, StateCorruptedError, StoreUnavailableError)
     problems = []
     try:
         await client.manifest(reference.repository, reference.digest)
-    except (ObjectNotFoundError, StateCorruptedError) as error:
+    except damaged as error:
         problems.append(f"image manifest {reference.digest[:19]}: {words(error)}")
     for what, descriptor in _small_blobs(origin):
         try:
             await client.document(reference.repository, descriptor, descriptor.size)
-        except (ObjectNotFoundError, StateCorruptedError) as error:
+        except damaged as error:
             problems.append(f"{what} {descriptor.digest[:19]}: {words(error)}")
     return problems
 

@@ -177,6 +177,7 @@ class OriginCheck:
                 source=source,
                 bad=bad,
                 contents=lambda piece: self._content(others, piece),
+                local=self._local,
             )
             return await put_blob_anew(repair, work.path / "blob")
 
@@ -186,14 +187,20 @@ class OriginCheck:
     async def _content(self, others: Sequence[ChunkSource], piece: Piece) -> bytes | None:
         """Return the content of a piece from here, or from another origin; None: it is not to be had."""
         content = await anyio.to_thread.run_sync(self._local, piece)
-        if content is not None or not others:
+        if content is not None:
             return content
         got: list[bytes] = []
 
         async def take(_: Piece, found: bytes) -> None:
             got.append(found)
 
-        await fetch_pieces(others, [piece], take, lambda: None)
+        for other in others:
+            place = place_of(other.name)
+            if got or place in self._unreachable:
+                continue
+            failures = await fetch_pieces([other], [piece], take, lambda: None)
+            if isinstance(error := failures.get(piece), StoreUnavailableError):
+                self._unreachable[place] = _why(error)  # Not for each piece is it to be waited for.
         return got[0] if got else None
 
     def _local(self, piece: Piece) -> bytes | None:

@@ -12,7 +12,7 @@ what to remove. Nothing is deleted from here: until the new bytes are there, the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,6 @@ from dsec.base.errors import (
     DsecError,
     HostDiskFullError,
     PermissionDeniedError,
-    StateCorruptedError,
     UnauthorizedError,
 )
 from dsec.images.durable import full_disk_reported
@@ -86,6 +85,7 @@ class BlobRepair:
         source: gives what of the blob is good.
         bad: its pieces that are not.
         contents: where those are had.
+        local: the content of a piece as this host has it, verified; None: it has not got it. Blocks.
     """
 
     url: str
@@ -93,6 +93,7 @@ class BlobRepair:
     source: ChunkSource
     bad: Collection[Piece]
     contents: Contents
+    local: Callable[[Piece], bytes | None]
 
 
 class _UnmadeError(Exception):
@@ -152,15 +153,16 @@ async def _written(repair: BlobRepair, path: Path, *, as_sent: bool) -> BlobFile
 
 
 async def _stored(repair: BlobRepair, piece: Piece, *, as_sent: bool) -> bytes:
-    is_bad = any(bad.ref.id == piece.ref.id for bad in repair.bad)
-    if not (as_sent and not is_bad):
+    if any(bad.ref.id == piece.ref.id for bad in repair.bad):
         content = await repair.contents(piece)
-        if content is not None:
-            stored = (await anyio.to_thread.run_sync(encode, content))[1]
-            if is_bad or len(stored) == piece.ref.stored_bytes:
-                return stored
-    if is_bad:
-        raise _UnmadeError(f"{piece} is neither here nor in another origin")
+        if content is None:
+            raise _UnmadeError(f"{piece} is neither here nor in another origin")
+        return (await anyio.to_thread.run_sync(encode, content))[1]
+    content = None if as_sent else await anyio.to_thread.run_sync(repair.local, piece)
+    if content is not None:
+        stored = (await anyio.to_thread.run_sync(encode, content))[1]
+        if len(stored) == piece.ref.stored_bytes:
+            return stored
     stored = await repair.source.fetch(piece.ref)
     await anyio.to_thread.run_sync(decode, piece.ref, stored, repair.source.name)
     return stored
@@ -175,8 +177,8 @@ async def _look_again(repair: BlobRepair) -> str:
     failures = await fetch_pieces([repair.source], list(repair.bad), ignore, lambda: None)
     if not failures:
         return ""
-    if not any(isinstance(error, StateCorruptedError) for error in failures.values()):
-        return f"it was sent and cannot be read: {words(next(iter(failures.values())))}"
+    if why := await why_away(repair.url):
+        return f"it was sent and cannot be read: {why}"
     return kept_wrong(repair.url)
 
 

@@ -233,6 +233,8 @@ class _ImageCheck:
     async def _stores_with(self, manifest: LayerManifest) -> tuple[str, ...]:
         """Return the node's object store, if the layer was published there as it was cut last."""
         for url in self._own_store():
+            if url in self._unreachable:
+                continue
             try:
                 store = await anyio.to_thread.run_sync(open_existing, url)
                 try:
@@ -240,8 +242,9 @@ class _ImageCheck:
                         return (url,)
                 finally:
                     await store.aclose()
-            except DsecError:
-                pass  # Nobody said that it is there.
+            except DsecError as error:
+                # Nobody said that it is there; and not for each layer is it to be waited for.
+                self._unreachable[url] = words(error)
         return ()
 
     def _assembled(self, subject: Subject, path: Path) -> Finding:
