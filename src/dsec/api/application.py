@@ -30,6 +30,7 @@ from dsec.api.protocol import DIRECT, Direct
 from dsec.api.refusal import Refusal
 from dsec.api.router import Router
 from dsec.api.routes import STREAM_S, Carry, Route, convert_query, deadline_of, parse_query
+from dsec.api.short import ShortWay
 from dsec.api.terminals import converse, deny
 from dsec.base.errors import DsecError, InvalidRequestError, NotFoundError, UnauthorizedError
 from dsec.base.ids import check_sandbox_id
@@ -170,6 +171,8 @@ class Application:
         self._limits = limits
         self._gate = gate
         self._router = Router(face.routes.values())
+        self.short = None if gate is None else ShortWay(self._service, gate, face.routes, face.shorts)
+        """What is answered where it is received; None: nothing."""
         self._endless: set[Guard] = set()
         self._is_draining = False
 

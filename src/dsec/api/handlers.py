@@ -387,19 +387,31 @@ def _in_own_name(call: Call, node: str) -> None:
         raise InvalidRequestError(f"the peer {call.peer} speaks of chunks in the name of {node[:40]!r}")
 
 
-async def tracker_announce(call: Call) -> object:
+def _announced(call: Call) -> object:
     _in_own_name(call, call.body.node)
     return _tracker(call).announce(call.body)
 
 
-async def tracker_look_up(call: Call) -> object:
+def _looked_up(call: Call) -> object:
     _in_own_name(call, call.body.node)
     return _tracker(call).look_up(call.body)
 
 
-async def tracker_report(call: Call) -> None:
+def _reported(call: Call) -> None:
     _in_own_name(call, call.body.node)
     _tracker(call).report(call.body)
+
+
+async def tracker_announce(call: Call) -> object:
+    return _announced(call)
+
+
+async def tracker_look_up(call: Call) -> object:
+    return _looked_up(call)
+
+
+async def tracker_report(call: Call) -> None:
+    _reported(call)
 
 
 async def tracker_overview(call: Call) -> object:
@@ -510,3 +522,11 @@ def filter_of(pairs: list[tuple[str, str]]) -> SandboxFilter:
         wire.encode({"metadata": metadata, "states": states}, msgpack=True), SandboxFilter, msgpack=True
     )
     return query
+
+
+SHORT_HANDLERS: Mapping[str, Callable[[Call], object]] = {
+    tracker_announce.__name__: _announced,
+    tracker_look_up.__name__: _looked_up,
+    tracker_report.__name__: _reported,
+}
+"""Of routes of which nothing waits; they raise before they have done anything (`dsec.api.short`)."""

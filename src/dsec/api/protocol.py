@@ -38,6 +38,10 @@ _LINE_BYTES = 256
 _HEAD_END = b"\r\n\r\n"
 
 
+AtOnce = Callable[[bytes], bytes | None]
+"""Returns the whole answer to a whole request; None: it takes the usual way."""
+
+
 class Direct:
     """The connection of one request, to move long bodies past everything that would copy them.
 
@@ -220,10 +224,12 @@ class LongBodyProtocol(HttpToolsProtocol):
     Attributes:
         head_bytes: largest request head.
         head_s: seconds to send one completely.
+        short: answers small requests that come whole, past uvicorn altogether; None: it has none.
     """
 
     head_bytes: int
     head_s: float
+    short: AtOnce | None = None
 
     _seen_head_bytes = 0
     _in_head = True
@@ -266,9 +272,31 @@ class LongBodyProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
+        if self.short is not None and self._is_between_requests() and (answer := self.short(data)) is not None:
+            self._answer_at_once(answer)
+            return
         # In a loop, since thousands of requests may come at once.
         while data:
             data = self._take_head(data) if self._body is None else self._take_body(self._body, data)
+
+    def _is_between_requests(self) -> bool:
+        """Whether what comes begins a request, and nothing is being sent."""
+        return (
+            self._body is None
+            and self._awaits_head_end
+            and not (self._in_head and self._seen_head_bytes)
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.transport.is_closing()
+            and not self.transport.get_write_buffer_size()
+        )
+
+    def _answer_at_once(self, answer: bytes) -> None:
+        """Send a whole answer; the connection is kept as after any other."""
+        self._stop_timer()
+        self._in_head = False
+        self._unset_keepalive_if_required()
+        self.transport.write(answer)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _take_head(self, data: bytes) -> bytes:
         """Let the parser have what comes up to the end of a head; return the rest."""

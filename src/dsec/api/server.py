@@ -20,6 +20,7 @@ import uvicorn
 from dsec.api.application import Application, Limits
 from dsec.api.face import SANDBOXES, Face
 from dsec.api.protocol import LongBodyProtocol
+from dsec.api.short import ShortWay
 from dsec.base.errors import InvalidRequestError
 from dsec.model.peer_proof import PeerGate
 from dsec.service.episodes import HasEpisodes
@@ -165,7 +166,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application,
-                http=_protocol(limits),
+                http=_protocol(limits, application.short),
                 ws="websockets-sansio",
                 ws_max_size=1 << 20,
                 ws_per_message_deflate=False,
@@ -195,9 +196,11 @@ class _Server(uvicorn.Server):
         self._application.drain()
 
 
-def _protocol(bounds: Limits) -> type[LongBodyProtocol]:
+def _protocol(bounds: Limits, way: ShortWay | None) -> type[LongBodyProtocol]:
     class BoundedProtocol(LongBodyProtocol):
         head_bytes = bounds.head_bytes
         head_s = bounds.head_s
+        # In the instance's place: a function of the class would be given the instance.
+        short = staticmethod(way.answer) if way is not None else None
 
     return BoundedProtocol

@@ -38,6 +38,7 @@ async def _serve(node: str, secret_file: str, host: str, port: str) -> None:
         events={},
         octets={},
         filter_of=SANDBOXES.filter_of,
+        shorts=SANDBOXES.shorts,
     )
     tcp = TcpAddress(token=secrets.token_hex(16), host=host, port=int(port))
     async with anyio.create_task_group() as group:

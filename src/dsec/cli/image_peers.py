@@ -14,7 +14,7 @@ from dsec.cli.context import Options, pass_options
 from dsec.cli.parameters import json_option
 
 if TYPE_CHECKING:
-    from dsec.distribution.tracker import PeerStatus
+    from dsec.distribution.overview import PeerStatus
     from dsec.images.lazy.peers.report import PeersReport
     from dsec.service.tracking import TrackerOverview
 

@@ -31,6 +31,7 @@ class Holdings:
         self._listed: dict[str, int] = {}
         self._of_chunk: dict[str, RandomSet[str]] = {}
         self._of_layer: dict[str, RandomSet[str]] = {}
+        self._some_of: dict[str, RandomSet[str]] = {}
         self.entries = 0
 
     def apply(self, node: str, change: LayerChange) -> tuple[list[str], int]:
@@ -47,11 +48,13 @@ class Holdings:
         if change.complete:
             self._drop(node, change.layer)
             layers[change.layer] = None
+            self._some_of.setdefault(change.layer, RandomSet()).add(node)
             self._of_layer.setdefault(change.layer, RandomSet()).add(node)
             return list(change.gained), 0
         chunks = layers.setdefault(change.layer, set())
         if chunks is None:
             return list(change.gained), 0
+        self._some_of.setdefault(change.layer, RandomSet()).add(node)
         self._remove(node, change.layer, chunks, change.lost)
         return list(change.gained), self._insert(node, chunks, change.gained)
 
@@ -86,6 +89,19 @@ class Holdings:
                 if both[at] not in first:
                     first.add(both[at])
                     yield both[at]
+
+    def draw_some(self, layer: str, count: int, bits: RandomBits) -> list[str]:
+        """Return so many of those who have something of a layer, or all, at random."""
+        found = self._some_of.get(layer)
+        return [] if found is None else found.draw(count, bits)
+
+    def among(self, node: str, layer: str, chunks: frozenset[str]) -> frozenset[str]:
+        """Return which of the chunks of a layer a node has, by what it said of that layer."""
+        layers = self._layers.get(node, {})
+        if layer not in layers:
+            return frozenset()
+        held = layers[layer]
+        return chunks if held is None else chunks.intersection(held)
 
     @property
     def chunks(self) -> int:
@@ -138,11 +154,17 @@ class Holdings:
         if layer not in layers:
             return
         chunks = layers.pop(layer)
+        _discard(self._some_of, layer, node)
         if chunks is not None:
             for chunk in chunks:
                 self._unlist(node, layer, chunk)
             return
-        holders = self._of_layer[layer]
-        holders.discard(node)
-        if not holders:
-            del self._of_layer[layer]
+        _discard(self._of_layer, layer, node)
+
+
+def _discard(sets: dict[str, RandomSet[str]], key: str, node: str) -> None:
+    """Take a node out of one of the sets, and an empty one out of them."""
+    found = sets[key]
+    found.discard(node)
+    if not found:
+        del sets[key]

@@ -58,6 +58,10 @@ class Suspicion:
             return False
         return self.is_quarantined(peer, now_s) or any(self._believed(accused.wrong.get(chunk, {}), now_s))
 
+    def may_shun(self, asker: str, peer: str) -> bool:
+        """Say whether `shuns` has anything to look up for the two, whatever the chunk."""
+        return asker in self._accusers or peer in self._accused or peer in self._quarantined
+
     def is_quarantined(self, peer: str, now_s: float) -> bool:
         """Say whether nothing is to be taken from a peer."""
         return self._quarantined.get(peer, now_s) > now_s

@@ -18,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from dsec.distribution.ahead import share_out
 from dsec.distribution.choice import Offer, has_room, is_overused, rank
 from dsec.distribution.flights import Flight, Flights
 from dsec.distribution.holdings import Holdings
+from dsec.distribution.members import Member, Sendings
 from dsec.distribution.messages import (
     Acknowledgement,
     Announcement,
@@ -33,126 +35,25 @@ from dsec.distribution.messages import (
     Report,
     Verdict,
 )
-from dsec.distribution.policy import ChoicePolicy, TrackerPolicy
+from dsec.distribution.overview import PeerLayer, PeerStatus, TrackerStatistics
+from dsec.distribution.policy import TrackerPolicy
 from dsec.distribution.suspicion import Suspicion
-from dsec.model.value import Value
 from dsec.placement.sampling import RandomBits
 from dsec.placement.trust import smoothed
 
-_HALF_LIFE_S = 10.0
-"""How fast it is forgotten how often somebody was sent to a node."""
 _LOAD_LASTS_S = 0.25
 """So long is a node believed to be sending what it said that it sends."""
+_FOLLOWED = 3
+"""So many of those who are fetching a chunk are compared: each was itself told to ask the best of a few."""
 _SCANNED = 64
 """So many are looked at when none of those that were drawn will do."""
+_COMPARED_AHEAD, _OTHERS_AHEAD = 8, 2
+"""So many are drawn for all chunks that are asked for ahead, and for each that none of those has."""
 _FAIR_AHEAD = 1.5
 """As `ChoicePolicy.fair_share`, for chunks that are asked for ahead; coarser, as much happens until their turn."""
 _REMEMBERED_PROPOSALS = 65_536
 _JITTER_BITS = 16
 _USUAL_TIMES = 4.0
-_USUAL_BYTES_PER_S = 125_000_000
-"""What a node is taken to send that does not say: 1 Gbit/s. A chain of fast nodes costs milliseconds until they know
-better, a tree of slow ones a transfer at each fork."""
-
-
-class TrackerStatistics(Value, frozen=True):
-    """What a tracker knows and did.
-
-    Attributes:
-        nodes: with a lease.
-        layers: that some node has all of.
-        chunks, entries: that are listed one by one, and at how many nodes in all.
-        flights: chunks under way.
-        lookups, chunks_asked: questions, and chunks in them.
-        sent_to_peers, sent_to_origin, told_to_wait: what the answers were.
-        quarantined: peers that nothing is taken from.
-    """
-
-    nodes: int
-    layers: int
-    chunks: int
-    entries: int
-    flights: int
-    lookups: int
-    chunks_asked: int
-    sent_to_peers: int
-    sent_to_origin: int
-    told_to_wait: int
-    quarantined: tuple[str, ...]
-
-
-class PeerLayer(Value, frozen=True):
-    """What a node has of one layer.
-
-    Attributes:
-        layer: name of its manifest.
-        chunks: how many of its chunks, where it has not got all.
-        complete: whether it has all.
-    """
-
-    layer: str
-    chunks: int
-    complete: bool
-
-
-class PeerStatus(Value, frozen=True):
-    """What a tracker knows of one node, for people.
-
-    Attributes:
-        node, address: who, and where.
-        lease_s: how long it is remembered if it says nothing.
-        upload_bytes_per_s, upload_slots: what it says it sends.
-        uploads: what it carries out, by its own word or the tracker's, whichever is more.
-        quarantined: whether nothing is taken from it.
-        distrusted: whether its accusations count for itself only.
-        layers: what it has.
-    """
-
-    node: str
-    address: str
-    lease_s: float
-    upload_bytes_per_s: int
-    upload_slots: int
-    uploads: int
-    quarantined: bool
-    distrusted: bool
-    layers: tuple[PeerLayer, ...]
-
-
-@dataclass(slots=True)
-class _Sendings:
-    """How often somebody was sent somewhere lately."""
-
-    sent_to: float = 0.0
-    sent_to_as_of_s: float = 0.0
-
-    def sent_to_at(self, now_s: float) -> float:
-        """Return how often, as of now."""
-        passed_s = now_s - self.sent_to_as_of_s
-        return self.sent_to * 0.5 ** (passed_s / _HALF_LIFE_S) if passed_s > 0 else self.sent_to
-
-    def note_sent(self, now_s: float) -> None:
-        self.sent_to = self.sent_to_at(now_s) + 1.0
-        self.sent_to_as_of_s = max(now_s, self.sent_to_as_of_s)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Node(_Sendings):
-    """One node with a lease."""
-
-    name: str
-    address: str
-    life: str
-    sequence: int = 0
-    lease_until_s: float = 0.0
-    bandwidth_bytes_per_s: int = 0
-    slots: int = 0
-    uploads: int = 0
-    heard_s: float = 0.0
-
-    def chunk_s(self, policy: ChoicePolicy) -> float:
-        """Return how long it takes to send a chunk of the usual size."""
-        return policy.chunk_bytes / (self.bandwidth_bytes_per_s or _USUAL_BYTES_PER_S)
 
 
 class Tracker:
@@ -166,7 +67,7 @@ class Tracker:
     def __init__(self, policy: TrackerPolicy, bits: RandomBits) -> None:
         self.policy = policy
         self._bits = bits
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, Member] = {}
         self._holdings = Holdings(policy)
         self._flights = Flights(policy.choice.depth)
         self._suspicion = Suspicion(policy.suspicion)
@@ -174,7 +75,7 @@ class Tracker:
         self._verdicts: list[Verdict] = []
         self._usual_s: float | None = None
         self._overdue_s = policy.overdue_s
-        self._sent = _Sendings()
+        self._sent = Sendings()
         self._lookups = self._asked = self._to_peers = self._to_origin = self._to_wait = 0
 
     # What nodes say.
@@ -198,7 +99,7 @@ class Tracker:
         if node is None or not known:
             if node is not None:
                 self._drop(node)
-            node = self._nodes[announcement.node] = _Node(
+            node = self._nodes[announcement.node] = Member(
                 name=announcement.node, address=announcement.address, life=announcement.life
             )
         elif announcement.full:
@@ -238,8 +139,8 @@ class Tracker:
             )
             for chunk in lookup.chunks
         ]
-        ahead = [self._answer_ahead(_Question(lookup.node, lookup.layer, chunk), now_s) for chunk in lookup.ahead]
-        return LookupReply(answers=tuple(answers), ahead=tuple(filter(None, ahead)), resend=asker is None)
+        ahead = self._answers_ahead(lookup, now_s)
+        return LookupReply(answers=tuple(answers), ahead=ahead, resend=asker is None)
 
     # What its shell asks.
 
@@ -294,7 +195,7 @@ class Tracker:
 
     # Announcements.
 
-    def _renew(self, node: _Node, announcement: Announcement, now_s: float) -> None:
+    def _renew(self, node: Member, announcement: Announcement, now_s: float) -> None:
         node.address = announcement.address
         node.heard_s, node.lease_until_s = now_s, now_s + self.policy.lease_s
         node.bandwidth_bytes_per_s = min(announcement.upload_bytes_per_s, self.policy.bandwidth_most_bytes_per_s)
@@ -308,7 +209,7 @@ class Tracker:
             unlisted=unlisted,
         )
 
-    def _apply(self, node: _Node, announcement: Announcement, now_s: float) -> int:
+    def _apply(self, node: Member, announcement: Announcement, now_s: float) -> int:
         unlisted = 0
         for change in announcement.changes:
             gained, left_out = self._holdings.apply(node.name, change)
@@ -332,12 +233,12 @@ class Tracker:
         self._remember(flight.node, flight.chunk, flight.proposed)
         self._flights.end(flight)
 
-    def _drop(self, node: _Node) -> None:
+    def _drop(self, node: Member) -> None:
         self._holdings.forget(node.name)
         self._flights.end_all(node.name)
         del self._nodes[node.name]
 
-    def _alive(self, name: str, now_s: float) -> _Node | None:
+    def _alive(self, name: str, now_s: float) -> Member | None:
         node = self._nodes.get(name)
         return node if node is not None and node.lease_until_s > now_s else None
 
@@ -363,7 +264,7 @@ class Tracker:
 
     # Lookups.
 
-    def _answer(self, question: _Question, asker: _Node | None, now_s: float) -> Answer:
+    def _answer(self, question: _Question, asker: Member | None, now_s: float) -> Answer:
         question = self._with_history(question)
         if self._flights.of_node(question.node) >= self.policy.flights_a_node:
             return self._tell_to_wait(question)
@@ -390,22 +291,55 @@ class Tracker:
             return self._send_to_origin(question, asker, now_s)
         return self._tell_to_wait(question)
 
-    def _answer_ahead(self, question: _Question, now_s: float) -> Answer | None:
-        """Say who has a chunk that is going to be fetched soon.
+    def _answers_ahead(self, lookup: Lookup, now_s: float) -> tuple[Answer, ...]:
+        """Say who has chunks that are going to be fetched soon.
 
-        Nobody is told to wait for it at who asks, and it loads nobody yet; it counts in what is fair.
+        Nobody is told to wait for them at who asks, and it loads nobody yet; it counts in what is fair.
         """
-        choice = self.policy.choice
+        if not lookup.ahead:
+            return ()
         usual_sent = self._usual_sent(now_s)
-        fair = _FAIR_AHEAD * usual_sent
-        offers = self._not_full(self._holding(question, choice.sampled, now_s))
-        usable = [offer for offer in offers if not is_overused(offer, fair)]
-        if not usable:
-            return None
-        ranked = rank(usable, choice, self._bits, usual_sent)[: choice.candidates]
-        self._note_sent(ranked[0].peer, now_s)
-        self._remember(question.node, question.chunk, frozenset(offer.peer.name for offer in ranked))
-        return _named(question.chunk, ranked)
+
+        def others(chunk: str) -> list[str]:
+            question = _Question(lookup.node, lookup.layer, chunk)
+            drawn = self._holdings.draw(lookup.layer, chunk, _OTHERS_AHEAD, self._bits)
+            return [name for name in drawn if self._has_spare(question, name, usual_sent, now_s)]
+
+        peers = self._peers_ahead(lookup, usual_sent, now_s)
+        shared, given = share_out(lookup.ahead, peers, others, self.policy.choice.candidates)
+        for name, times in given.items():
+            self._note_sent(self._nodes[name], now_s, times)
+        candidates = {
+            name: Candidate(node=name, address=self._nodes[name].address) for _, named in shared for name in named
+        }
+        for chunk, named in shared:
+            self._remember(lookup.node, chunk, frozenset(named))
+        return tuple(Answer(chunk=chunk, peers=tuple(candidates[name] for name in named)) for chunk, named in shared)
+
+    def _peers_ahead(self, lookup: Lookup, usual_sent: float, now_s: float) -> list[tuple[str, frozenset[str]]]:
+        """Return a few that have something of a layer, the best first, and of each what it has of what is wanted."""
+        wanted, has, offers = frozenset(lookup.ahead), {}, []
+        for name in self._holdings.draw_some(lookup.layer, _COMPARED_AHEAD, self._bits):
+            node = self._alive(name, now_s)
+            if name == lookup.node or node is None or not node.slots:
+                continue
+            chunks = self._holdings.among(name, lookup.layer, wanted)
+            if self._suspicion.may_shun(lookup.node, name):
+                shuns = self._suspicion.shuns
+                chunks = frozenset(chunk for chunk in chunks if not shuns(lookup.node, name, chunk, now_s))
+            if chunks:
+                has[name] = chunks
+                offers.append(self._offer(node, 0, 0.0, now_s))
+        ranked = rank(self._fair_ahead(offers, usual_sent), self.policy.choice, self._bits, usual_sent)
+        return [(offer.peer.name, has[offer.peer.name]) for offer in ranked]
+
+    def _fair_ahead(self, offers: Sequence[Offer[Member]], usual_sent: float) -> list[Offer[Member]]:
+        return [offer for offer in self._not_full(offers) if not is_overused(offer, _FAIR_AHEAD * usual_sent)]
+
+    def _has_spare(self, question: _Question, name: str, usual_sent: float, now_s: float) -> bool:
+        """Say the same of one node, without comparing it to others."""
+        node = self._usable(question, name, now_s)
+        return node is not None and node.sent_to_at(now_s) <= _FAIR_AHEAD * usual_sent + node.slots
 
     def _with_history(self, question: _Question) -> _Question:
         """End the node's former flight for the chunk, and keep in mind whom it asked in vain."""
@@ -415,7 +349,7 @@ class Tracker:
         self._close(flight)
         return replace(question, avoided=question.avoided | flight.avoided) if flight.avoided else question
 
-    def _offers(self, question: _Question, now_s: float) -> list[Offer[_Node]]:
+    def _offers(self, question: _Question, now_s: float) -> list[Offer[Member]]:
         """Return what a few can offer that have the chunk, or are fetching it."""
         choice = self.policy.choice
         offers = self._drawn(question, choice.sampled, now_s)
@@ -423,7 +357,7 @@ class Tracker:
             return offers
         return self._drawn(question, _SCANNED, now_s)
 
-    def _drawn(self, question: _Question, count: int, now_s: float) -> list[Offer[_Node]]:
+    def _drawn(self, question: _Question, count: int, now_s: float) -> list[Offer[Member]]:
         offers = self._holding(question, count, now_s)
         usual_sent = self._usual_sent(now_s)
         if any(has_room(offer, self.policy.choice, usual_sent) for offer in offers):
@@ -431,19 +365,21 @@ class Tracker:
         names = {offer.peer.name for offer in offers}
         return offers + self._drawn_pending(question, count, names, now_s)
 
-    def _holding(self, question: _Question, count: int, now_s: float) -> list[Offer[_Node]]:
+    def _holding(self, question: _Question, count: int, now_s: float) -> list[Offer[Member]]:
         """Return offers of those who have the chunk."""
         drawn = self._holdings.draw(question.layer, question.chunk, count, self._bits)
         found = (self._usable(question, name, now_s) for name in drawn)
         return [self._offer(node, 0, 0.0, now_s) for node in found if node is not None]
 
-    def _not_full(self, offers: Sequence[Offer[_Node]]) -> list[Offer[_Node]]:
+    def _not_full(self, offers: Sequence[Offer[Member]]) -> list[Offer[Member]]:
         return [offer for offer in offers if offer.transfers < offer.slots + self.policy.waiting]
 
-    def _drawn_pending(self, question: _Question, count: int, names: set[str], now_s: float) -> list[Offer[_Node]]:
+    def _drawn_pending(self, question: _Question, count: int, names: set[str], now_s: float) -> list[Offer[Member]]:
         """Return offers of those who are fetching the chunk. Who is followed itself must not follow its followers."""
         for flights in self._flights.open_for(question.chunk):
-            drawn = flights.draw(count, self._bits)
+            drawn = (
+                flights.draw(min(count, _FOLLOWED), self._bits) if count < _SCANNED else flights.draw(count, self._bits)
+            )
             offers = [
                 offer for flight in drawn if (offer := self._followed(question, flight, names, now_s)) is not None
             ]
@@ -451,7 +387,7 @@ class Tracker:
                 return offers
         return []
 
-    def _followed(self, question: _Question, flight: Flight, names: set[str], now_s: float) -> Offer[_Node] | None:
+    def _followed(self, question: _Question, flight: Flight, names: set[str], now_s: float) -> Offer[Member] | None:
         if flight.node in names or flight.until_s <= now_s or flight.rooted_s < now_s - self._overdue_s:
             return None
         node = self._usable(question, flight.node, now_s)
@@ -462,7 +398,7 @@ class Tracker:
             return None
         return self._offer(node, flight.depth, max(0.0, flight.there_s - now_s), now_s)
 
-    def _usable(self, question: _Question, name: str, now_s: float) -> _Node | None:
+    def _usable(self, question: _Question, name: str, now_s: float) -> Member | None:
         if name == question.node or name in question.avoided or name in question.busy:
             return None
         node = self._alive(name, now_s)
@@ -470,7 +406,7 @@ class Tracker:
             return None
         return node
 
-    def _offer(self, node: _Node, depth: int, there_in_s: float, now_s: float) -> Offer[_Node]:
+    def _offer(self, node: Member, depth: int, there_in_s: float, now_s: float) -> Offer[Member]:
         """Return what a node can offer that has a chunk, or to which it comes through so many, in so many seconds."""
         transfers = self._transfers(node, now_s)
         send_s = node.chunk_s(self.policy.choice) * (transfers + 1)
@@ -488,30 +424,30 @@ class Tracker:
         """Return how often somebody was sent to a node lately, in the mean of all; those that are gone count on."""
         return self._sent.sent_to_at(now_s) / max(1, len(self._nodes))
 
-    def _transfers(self, node: _Node, now_s: float) -> int:
+    def _transfers(self, node: Member, now_s: float) -> int:
         """Return how much a node has to send: what it said just now, or what it was given, whichever is more."""
         # What it was sending a while ago has come since, while nobody who was sent to it meanwhile is forgotten.
         said = node.uploads if now_s - node.heard_s < _LOAD_LASTS_S else 0
         return max(said, self._flights.towards(node.name))
 
     def _send_to_peers(
-        self, question: _Question, asker: _Node | None, ranked: Sequence[Offer[_Node]], now_s: float
+        self, question: _Question, asker: Member | None, ranked: Sequence[Offer[Member]], now_s: float
     ) -> Answer:
         self._note_sent(ranked[0].peer, now_s)
         self._begin(question, asker, now_s, ranked)
         return _named(question.chunk, ranked)
 
-    def _note_sent(self, node: _Node, now_s: float) -> None:
-        node.note_sent(now_s)
-        self._sent.note_sent(now_s)
-        self._to_peers += 1
+    def _note_sent(self, node: Member, now_s: float, times: int = 1) -> None:
+        node.note_sent(now_s, times)
+        self._sent.note_sent(now_s, times)
+        self._to_peers += times
 
-    def _send_to_origin(self, question: _Question, asker: _Node | None, now_s: float) -> Answer:
+    def _send_to_origin(self, question: _Question, asker: Member | None, now_s: float) -> Answer:
         self._begin(question, asker, now_s, ())
         self._to_origin += 1
         return Answer(chunk=question.chunk, origin=True)
 
-    def _begin(self, question: _Question, asker: _Node | None, now_s: float, ranked: Sequence[Offer[_Node]]) -> None:
+    def _begin(self, question: _Question, asker: Member | None, now_s: float, ranked: Sequence[Offer[Member]]) -> None:
         preferred, fanout = self._fanout(asker)
         pending = ranked and ranked[0].depth
         parent = self._flights.of(question.chunk, ranked[0].peer.name) if pending else None
@@ -532,14 +468,14 @@ class Tracker:
             )
         )
 
-    def _fanout(self, asker: _Node | None) -> tuple[int, int]:
+    def _fanout(self, asker: Member | None) -> tuple[int, int]:
         """Return how many are to follow a node, and may: a second one where it costs no more than a longer way."""
         if asker is None or not asker.slots:
             return 0, 0
         choice = self.policy.choice
         return (1 if asker.chunk_s(choice) > choice.relay_s else choice.fanout), choice.fanout
 
-    def _delay_s(self, asker: _Node | None, ranked: Sequence[Offer[_Node]]) -> float:
+    def _delay_s(self, asker: Member | None, ranked: Sequence[Offer[Member]]) -> float:
         """Return how long it takes until a chunk is at whoever asked."""
         own_s = asker.chunk_s(self.policy.choice) if asker is not None else 0.0
         return max(ranked[0].delay_s, own_s) if ranked else own_s
@@ -561,6 +497,6 @@ class _Question:
     busy: frozenset[str] = frozenset()
 
 
-def _named(chunk: str, ranked: Sequence[Offer[_Node]]) -> Answer:
+def _named(chunk: str, ranked: Sequence[Offer[Member]]) -> Answer:
     peers = (Candidate(node=each.peer.name, address=each.peer.address, pending=each.depth > 0) for each in ranked)
     return Answer(chunk=chunk, peers=tuple(peers))

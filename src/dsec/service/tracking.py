@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from dsec.distribution.messages import Acknowledgement, Announcement, Lookup, LookupReply, Report, VerdictKind
-from dsec.distribution.tracker import PeerStatus, TrackerStatistics
+from dsec.distribution.overview import PeerStatus, TrackerStatistics
 from dsec.model.value import Value
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from dsec.sim.calendar import Calendar
 
-Deal = Callable[[float, Any], int]
-"""Deals with a message at a time; returns how many chunks there were to think about."""
+Deal = Callable[[float, Any], float]
+"""Deals with a message at a time; returns how many seconds it thought about it, beyond what every message takes."""
 
 
 class Mailbox:
@@ -18,14 +18,13 @@ class Mailbox:
     Args:
         calendar: where events go.
         travel_s: how long a message is on its way.
-        message_s, chunk_s: what each costs.
+        message_s: what each costs.
     """
 
-    def __init__(self, calendar: Calendar, travel_s: float, message_s: float, chunk_s: float) -> None:
+    def __init__(self, calendar: Calendar, travel_s: float, message_s: float) -> None:
         self._calendar = calendar
         self._travel_s = travel_s
         self._message_s = message_s
-        self._chunk_s = chunk_s
         self._waiting: deque[tuple[Deal, Any]] = deque()
         self.busy_s = 0.0
 
@@ -33,12 +32,9 @@ class Mailbox:
         """Send a message."""
         self._calendar.at(now_s + self._travel_s, self._arrive, (deal, argument))
 
-    def answered_s(self, now_s: float, chunks: int) -> float:
+    def answered_s(self, now_s: float, thought_s: float) -> float:
         """Return when the answer to a message is there that is dealt with from now on."""
-        return now_s + self._cost_s(chunks) + self._travel_s
-
-    def _cost_s(self, chunks: int) -> float:
-        return self._message_s + chunks * self._chunk_s
+        return now_s + self._message_s + thought_s + self._travel_s
 
     def _arrive(self, now_s: float, message: tuple[Deal, Any]) -> None:
         self._waiting.append(message)
@@ -47,7 +43,7 @@ class Mailbox:
 
     def _begin(self, now_s: float) -> None:
         deal, argument = self._waiting[0]
-        took_s = self._cost_s(deal(now_s, argument))
+        took_s = self._message_s + deal(now_s, argument)
         self.busy_s += took_s
         self._calendar.at(now_s + took_s, self._end)
 

@@ -77,9 +77,7 @@ class DistributionModel:
         self.nodes = crowd.nodes()
         self._by_name = {node.name: node for node in [*crowd.seeds(), *self.nodes]}
         self._left = scenario.nodes
-        self._mailbox = Mailbox(
-            self.calendar, scenario.round_trip_s / 2, scenario.tracker_request_s, scenario.tracker_chunk_s
-        )
+        self._mailbox = Mailbox(self.calendar, scenario.round_trip_s / 2, scenario.tracker_request_s)
         self._progress: Callable[[float], None] | None = None
         self._expected = scenario.nodes * (scenario.chunks if scenario.all else scenario.first)
         self._here = 0
@@ -196,17 +194,20 @@ class DistributionModel:
     def _look_up(self, now_s: float, node: SimNode) -> None:
         """Send what is to be asked; what comes up until the answer comes waits for it, and travels together."""
         questions, node.questions, node.asks = node.questions, [], True
-        ahead = self._ahead(node) if len(node.ahead) < self._scenario.ahead // 2 else ()
+        ahead = self._ahead(now_s, node) if len(node.ahead) < self._scenario.ahead // 2 else ()
         lookup = _Asked(node, questions, ahead, now_s)
         self._mailbox.send(now_s, self._looked_up, lookup)
         self.calendar.at(now_s + self._scenario.tracker_timeout_s, self._unanswered, lookup)
 
-    def _ahead(self, node: SimNode) -> tuple[int, ...]:
-        """Return chunks that are going to be fetched soon, and of which it is not known where."""
+    def _ahead(self, now_s: float, node: SimNode) -> tuple[int, ...]:
+        """Return chunks that are going to be fetched soon, of which it is not known where, nor was just asked."""
+        asked, before_s = node.asked_ahead, now_s - self._scenario.ahead_again_s
         soon = islice(node.wanted, self._scenario.ahead)
-        return tuple(chunk for chunk in soon if chunk not in node.ahead)
+        chunks = tuple(chunk for chunk in soon if chunk not in node.ahead and asked.get(chunk, before_s) <= before_s)
+        asked.update(dict.fromkeys(chunks, now_s))
+        return chunks
 
-    def _looked_up(self, now_s: float, asked: _Asked) -> int:
+    def _looked_up(self, now_s: float, asked: _Asked) -> float:
         """The tracker answers. Also those who do not listen any more: it does not know."""
         failures = tuple(failure for _, told in asked.questions for failure in told)
         lookup = Lookup(
@@ -218,9 +219,10 @@ class DistributionModel:
         )
         reply = self.tracker.look_up(lookup, now_s)
         self._note_verdicts()
-        thought = len(reply.answers) + len(reply.ahead)
-        self.calendar.at(self._mailbox.answered_s(now_s, thought), self._replied, (asked, reply))
-        return thought
+        scenario = self._scenario
+        thought_s = len(lookup.chunks) * scenario.tracker_chunk_s + len(lookup.ahead) * scenario.tracker_ahead_s
+        self.calendar.at(self._mailbox.answered_s(now_s, thought_s), self._replied, (asked, reply))
+        return thought_s
 
     def _replied(self, now_s: float, what: tuple[_Asked, LookupReply]) -> None:
         asked, reply = what
@@ -424,10 +426,10 @@ class DistributionModel:
         if failures:
             self._mailbox.send(now_s, self._reported, Report(node=node.name, failures=failures))
 
-    def _reported(self, now_s: float, report: Report) -> int:
+    def _reported(self, now_s: float, report: Report) -> float:
         self.tracker.report(report, now_s)
         self._note_verdicts()
-        return 0
+        return 0.0
 
     def _lose_patience(self, now_s: float, transfer: Transfer) -> None:
         """Give a sender up that shows no life; one that is slow, or waits for others, has until the deadline."""
@@ -499,11 +501,12 @@ class DistributionModel:
         )
         self._mailbox.send(now_s, self._announced, (node, message))
 
-    def _announced(self, now_s: float, what: tuple[SimNode, Announcement]) -> int:
+    def _announced(self, now_s: float, what: tuple[SimNode, Announcement]) -> float:
         node, message = what
         answer = self.tracker.announce(message, now_s)
-        self.calendar.at(self._mailbox.answered_s(now_s, 0), self._acknowledged, (node, message, answer))
-        return 0
+        thought_s = sum(len(change.gained) for change in message.changes) * self._scenario.tracker_ahead_s
+        self.calendar.at(self._mailbox.answered_s(now_s, thought_s), self._acknowledged, (node, message, answer))
+        return thought_s
 
     def _acknowledged(self, now_s: float, what: tuple[SimNode, Announcement, Acknowledgement]) -> None:
         node, message, answer = what

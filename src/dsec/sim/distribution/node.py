@@ -76,6 +76,7 @@ class SimNode:
         asks: whether it waits for the tracker's answer.
         questions: what it is going to ask the tracker.
         ahead: where chunks are to be had that it is going to fetch, and when it was told.
+        asked_ahead: when it asked for each ahead.
         news_s: how long it gathers news, by the tracker's word.
         neighbours: who gave it chunks lately.
         silent_until_s: until then it does not ask the tracker, which did not answer.
@@ -102,6 +103,7 @@ class SimNode:
     asks: bool = False
     questions: list[Question] = field(default_factory=list)
     ahead: dict[int, tuple[float, Answer]] = field(default_factory=dict)
+    asked_ahead: dict[int, float] = field(default_factory=dict)
     news_s: float = 0.0
     neighbours: dict[str, None] = field(default_factory=dict)
     silent_until_s: float = 0.0

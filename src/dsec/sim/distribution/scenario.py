@@ -56,12 +56,15 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
         origin_bytes_per_s: that the origin sends in all.
         origin_latency_s: until it begins to.
         round_trip_s: between two nodes, and to the tracker.
-        tracker_request_s, tracker_chunk_s: processor time of the tracker for each message, and for each chunk in it; it
-            has one processor. Measured over HTTP on one core of a machine like those of docs/benchmarks.md.
+        tracker_request_s, tracker_chunk_s: processor time of the tracker for each message, and for each chunk that is
+            asked for; it has one processor. Measured over HTTP on one core of a machine like those of
+            docs/benchmarks.md.
+        tracker_ahead_s: for each chunk that is asked for ahead, or announced.
         tracker_timeout_s, tracker_pause_s: after this without an answer it counts as silent, and is asked again after
             that.
         ahead: for how many chunks that come next a node asks too,
-        ahead_s: and how long it goes by the answer.
+        ahead_s: and how long it goes by the answer;
+        ahead_again_s: what nobody had is not asked for again within this.
         gather_s: what a node asks within this travels together.
         relay_s: a chunk that is passed on while it comes is there so much later: its end is kept back until it is
             verified.
@@ -89,12 +92,14 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
     origin_bytes_per_s: Rate = 100 * 1.25e8
     origin_latency_s: Seconds = 0.02
     round_trip_s: Seconds = 0.0005
-    tracker_request_s: Seconds = 0.0004
-    tracker_chunk_s: Seconds = 0.00003
+    tracker_request_s: Seconds = 0.0001
+    tracker_chunk_s: Seconds = 0.00004
+    tracker_ahead_s: Seconds = 0.000007
     tracker_timeout_s: Seconds = 1.0
     tracker_pause_s: Seconds = 5.0
     ahead: Annotated[int, Meta(ge=0, le=256)] = 32
     ahead_s: Seconds = 5.0
+    ahead_again_s: Seconds = 0.5
     gather_s: Seconds = 0.002
     relay_s: Seconds = 0.008
     pause_s: Seconds = 0.0

@@ -14,6 +14,8 @@ from dsec.distribution.messages import Answer
 
 _CHUNKS = 32
 _LASTS_S = 5.0
+_AGAIN_S = 0.5
+"""What nobody had is not asked for again within this, unless its turn comes."""
 _PLANS = 8
 """Layers that are fetched whole at a time; of others each chunk is asked for when it is fetched."""
 
@@ -21,12 +23,14 @@ _PLANS = 8
 class _Plan:
     """The chunks of one layer that are yet to be fetched, in order, and whom the tracker named for some of them."""
 
-    __slots__ = ("known", "left", "names")
+    __slots__ = ("asked", "known", "left", "names")
 
     def __init__(self, names: Iterable[str]) -> None:
         self.left = dict.fromkeys(names)
         self.names = frozenset(self.left)
         self.known: dict[str, tuple[float, Answer]] = {}
+        self.asked: dict[str, float] = {}
+        """When each was asked for in vain."""
 
 
 class Ahead:
@@ -50,6 +54,7 @@ class Ahead:
         found = None
         for plan in self._plans:
             plan.left.pop(name, None)
+            plan.asked.pop(name, None)
             told_s, answer = plan.known.pop(name, (0.0, None))
             if answer is not None and self._clock() - told_s < _LASTS_S:
                 found = answer
@@ -65,8 +70,14 @@ class Ahead:
         for plan in self._plans:
             self._forget_old(plan)
             if len(plan.known) < _CHUNKS // 2 and not plan.names.isdisjoint(begun):
-                soon = islice(plan.left, _CHUNKS)
-                return tuple(name for name in soon if name not in plan.known)
+                now_s = self._clock()
+                soon = [
+                    name
+                    for name in islice(plan.left, _CHUNKS)
+                    if name not in plan.known and now_s - plan.asked.get(name, -_AGAIN_S) >= _AGAIN_S
+                ]
+                plan.asked.update(dict.fromkeys(soon, now_s))
+                return tuple(name for name in soon if name not in begun)
         return ()
 
     def _forget_old(self, plan: _Plan) -> None:
