@@ -234,6 +234,26 @@ async def test_a_stream_that_is_given_up_fails_its_readers_and_the_next_read_beg
 
 
 @pytest.mark.anyio
+async def test_a_blob_is_not_sent_any_number_of_times_over_a_link_that_breaks_often(
+    proxy: FaultyRegistry, tmp_path: Path
+) -> None:
+    """Each time a little more comes, so that it would end some day."""
+    content, times = os.urandom(4_000_000), 0
+
+    def rule(seen: Seen) -> Fault:
+        nonlocal times
+        times += 1
+        return Fault(content=content, ignores_range=True, cut_at=times * 100_000)
+
+    proxy.rule = rule
+    async with _opened(proxy) as source:
+        with pytest.raises(StoreUnavailableError, match="beyond all measure"):
+            async for _ in source.stream(0, len(content)):
+                pass
+    assert proxy.sent_bytes < 5 * len(content)
+
+
+@pytest.mark.anyio
 async def test_a_chunk_of_a_stream_that_is_something_else_fails_its_own_readers(
     proxy: FaultyRegistry, tmp_path: Path
 ) -> None:

@@ -21,6 +21,8 @@ MAXIMUM_SKIPPED_BYTES = 8 * MIB
 """What is read and thrown away to get at a range; two chunks."""
 _WORTH_BYTES = 65_536
 """What has to come between two failures for them not to be in a row: a registry must not keep us busy for ever."""
+_MOST_IN_VAIN = 4
+"""Lengths of a blob that are sent again where ranges are ignored and connections break."""
 _RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(?:\d{1,15}|\*)")
 
 
@@ -66,7 +68,7 @@ async def resumed(
         maximum_skipped_bytes: what is read and thrown away to get there.
         on_answer: told of each answer whether it is the range that was asked for.
     """
-    failures, failed_at = 0, start
+    failures, failed_at, in_vain = 0, start, 0
     while start < end:
         ask = Ask(
             method="GET",
@@ -78,6 +80,8 @@ async def resumed(
         try:
             async with client.answered(ask) as response:
                 on_answer(response.status != 200)
+                if response.status == 200:
+                    _check_vain(response, in_vain := in_vain + start, end)
                 async for piece in _wanted(response, start, end, maximum_skipped_bytes):
                     start += len(piece)
                     yield piece
@@ -87,6 +91,16 @@ async def resumed(
             failures = 1 if start - failed_at >= _WORTH_BYTES else failures + 1
             failed_at = start
             await client.pause(failures, error)
+
+
+def _check_vain(response: Response, in_vain: int, end: int) -> None:
+    """Give up a blob that begins again and again: a link that breaks often would have it sent any number of times."""
+    if in_vain > _MOST_IN_VAIN * end:
+        raise RegistryFailedError(
+            f"{response.where} ignores ranges, and broke off so often that it would begin anew beyond all measure",
+            resolution="have the registry, or what is between it and this host, honour ranges (RFC 9110, 14)",
+            is_final=True,
+        )
 
 
 async def _wanted(response: Response, start: int, end: int, maximum_skipped_bytes: int) -> AsyncIterator[bytes]:
