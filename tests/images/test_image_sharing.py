@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +17,6 @@ from dsec.base.errors import (
     ObjectNotFoundError,
     StateCorruptedError,
 )
-from dsec.images.durable import try_lock
 from dsec.images.lazy.collection import publishing
 from dsec.images.lazy.erofs.layout import LAYOUT
 from dsec.images.lazy.formats.document import image_key
@@ -28,6 +24,7 @@ from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import name_of
 from dsec.images.lazy.publication.conversion import LayerFile, Sink, convert, publish
 from dsec.images.lazy.publication.sharing import publish_image, pull_image
+from dsec.images.lazy.serving.client import kill_daemon
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
@@ -103,12 +100,7 @@ def test_a_killed_daemon_is_no_matter_to_the_store(hosts: ImageHosts, tmp_path: 
     there = hosts.host("there", in_use=lambda: frozenset(used))
     used.update(layer.digest for layer in _pull(there, reference, hosts.objects).layers)
     paths = there.mount(["mine:v1"]).layer_paths
-    status = hosts.daemon().status()
-    os.kill(status.keeper_pid, signal.SIGKILL)
-    # Its last thread holds the lock; the process counts as ended before that has.
-    while (descriptor := try_lock(there.root / "lazy/keeper.lock")) is None:
-        time.sleep(0.01)
-    os.close(descriptor)
+    kill_daemon(hosts.daemon())
     there.release()
     assert (paths[0] / "a").read_text() == "a" * 5000
 

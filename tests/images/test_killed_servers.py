@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -20,30 +21,33 @@ import pytest
 
 from dsec.images import erofs
 from dsec.images.lazy.publication.conversion import LayerFile, publish
-from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon, kill_daemon
 from dsec.images.lazy.serving.daemon_options import DaemonOptions, write_options
 from dsec.linux import mounts
+from dsec.linux.processes import has_ended
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.ended_layers import layers_ended
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-_ROUNDS = int(os.environ.get("DSEC_KILL_ROUNDS", "4"))
+_ROUNDS = int(os.environ.get("DSEC_KILL_ROUNDS", "3"))
 _FILES = 4
 _SOON_S = 30.0
 """Far below the two minutes after which the kernel gives a server up, and long for a busy host."""
+_MOMENT_S = 3.0
 
 _DAEMON = """
 import sys
 from pathlib import Path
-from dsec.images.lazy.serving import daemon, server
+from dsec.images.lazy.serving import daemon
+from dsec.linux.fuse import ReadRequest
 
 root = Path(sys.argv[1])
-answer = server.LayerServer._answer
-server.LayerServer._answer = lambda *read: None if (root / "hold").exists() else answer(*read)
+answer = ReadRequest.answer
+ReadRequest.answer = lambda *given: None if (root / "hold").exists() else answer(*given)
 sys.exit(daemon.main([str(root)]))
 """
-"""A daemon that does not answer reads of what it has while it is told to hold them."""
+"""A daemon that does not answer reads while it is told to hold them."""
 
 
 @dataclass
@@ -128,16 +132,21 @@ def _dropped(path: Path) -> None:
 
 
 def _wait_for(is_so: Callable[[], object]) -> None:
-    ends_s = time.monotonic() + _SOON_S
+    assert _comes_to_be(is_so, _SOON_S)
+
+
+def _comes_to_be(is_so: Callable[[], object], within_s: float) -> bool:
+    ends_s = time.monotonic() + within_s
     while not is_so():
-        assert time.monotonic() < ends_s
+        if time.monotonic() > ends_s:
+            return False
         time.sleep(0.01)
+    return True
 
 
 def _with_read_under_way(held: _Held) -> Future[bytes]:
     """Let a program read what is here, and no answer come."""
     assert held.read("large-0").result() == held.contents["large-0"]
-    _wait_for(lambda: (status := held.daemon.status()).cached_bytes == status.fetched_bytes)
     _dropped(held.target / "large-0")
     held.hold()
     return held.read("large-0")
@@ -151,8 +160,12 @@ def _hangs(server: int) -> bool:
 
 
 def _deaf(server: int) -> set[str]:
-    tasks = Path(f"/proc/{server}/task").iterdir()
-    return {task.name for task in tasks if (task / "stat").read_text().rpartition(")")[2].split()[0] == "D"}
+    found = set()
+    for task in Path(f"/proc/{server}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # It ended meanwhile.
+            if (task / "stat").read_text().rpartition(")")[2].split()[0] == "D":
+                found.add(task.name)
+    return found
 
 
 def _kill(*pids: int) -> None:
@@ -162,7 +175,7 @@ def _kill(*pids: int) -> None:
 
 def _replaced(held: _Held, server: int) -> None:
     """A server that could not end has, and another serves."""
-    _wait_for(lambda: not Path(f"/proc/{server}/task").exists())
+    _wait_for(lambda: has_ended(server))
     assert held.daemon.status().pid != server
 
 
@@ -193,7 +206,8 @@ def test_a_server_that_is_killed_while_it_unmounts_is_followed_at_once(held: _He
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
     server = held.daemon.status().pid
     unmounting = held.pool.submit(held.daemon.unmount, held.manifest)
-    _wait_for(lambda: _hangs(server))
+    if not _comes_to_be(lambda: _hangs(server), _MOMENT_S):
+        pytest.skip("somebody else had the mount for a moment, and ends it in place of the server")
     held.let_go()
     _kill(server)
     unmounting.result(_SOON_S)
@@ -202,21 +216,33 @@ def test_a_server_that_is_killed_while_it_unmounts_is_followed_at_once(held: _He
     assert (held.daemon.mount(held.manifest) / "large-0").read_bytes() == held.contents["large-0"]
 
 
-def test_when_both_are_killed_in_an_exchange_the_next_keeper_does_not_wait_either(held: _Held) -> None:
+def test_when_keeper_and_server_are_killed_in_an_exchange_no_read_fails_either(held: _Held) -> None:
     reading = _with_read_under_way(held)
     bringing = held.bring_all()
     status = held.daemon.status()
     _wait_for(lambda: _hangs(status.pid))
     held.let_go()
     _kill(status.keeper_pid, status.pid)
+    assert reading.result(_SOON_S) == held.contents["large-0"]
     bringing.result(_SOON_S)
     _replaced(held, status.pid)
+
+
+def test_when_all_are_killed_in_an_exchange_the_next_keeper_does_not_wait_either(held: _Held) -> None:
+    reading = _with_read_under_way(held)
+    bringing = held.bring_all()
+    server = held.daemon.status().pid
+    _wait_for(lambda: _hangs(server))
+    held.let_go()
+    held.pool.submit(kill_daemon, held.daemon)
+    bringing.result(_SOON_S)
+    _replaced(held, server)
     error = reading.exception(_SOON_S)
     if error is None:
         assert reading.result() == held.contents["large-0"]
     else:
         assert isinstance(error, OSError)
-        assert error.errno == errno.EIO, "that much is lost with both"
+        assert error.errno == errno.EIO, "that much is lost with all of them"
     for name, content in held.contents.items():
         assert (held.target / name).read_bytes() == content
 
@@ -257,15 +283,19 @@ class _Round:
         for reader in self._readers:
             reader.result(_SOON_S)
         self._pool.shutdown()
-        assert self._daemon.unmount(self._published.manifest)
+        # Whoever made a mount namespace meanwhile, as sandboxes of others do, has a copy of the mount for a moment.
+        _wait_for(lambda: self._daemon.unmount(self._published.manifest))
         self._daemon.prune([])
 
 
-def _killed_after(seconds: float, daemon: LayerDaemon, *, has_both: bool) -> None:
+def _killed_after(seconds: float, daemon: LayerDaemon, kind: str) -> None:
     status = daemon.status()
     time.sleep(seconds)
-    _kill(*([status.keeper_pid] if has_both else []), status.pid)
-    _wait_for(lambda: not Path(f"/proc/{status.pid}/task").exists())
+    if kind == "all":
+        threading.Thread(target=kill_daemon, args=(daemon,)).start()
+    else:
+        _kill(*{"server": [status.pid], "keeper": [status.keeper_pid]}.get(kind, [status.keeper_pid, status.pid]))
+    _wait_for(lambda: has_ended(status.pid))
     assert daemon.status().pid != status.pid
 
 
@@ -282,10 +312,10 @@ def test_whenever_a_server_is_killed_another_follows_at_once_and_no_byte_is_wron
         _Round(daemon, published, draw).end()
         lasts_s = time.monotonic() - began_s
         for number in range(_ROUNDS):
-            if number % 4 == 0:
+            if number % 3 == 2:
                 end_daemon(root)  # A keeper whose servers are killed again and again gives up.
             living = _Round(daemon, published, draw)
-            has_both = draw.random() < 0.3
-            _killed_after(draw.random() * lasts_s, daemon, has_both=has_both)
+            kind = draw.choice(["server", "keeper", "both", "all"])
+            _killed_after(draw.random() * lasts_s, daemon, kind)
             living.end()
-            assert has_both or not living.errors, f"seed {seed}, round {number}"
+            assert kind == "all" or not living.errors, f"seed {seed}, round {number}"

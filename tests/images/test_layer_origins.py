@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +17,9 @@ from dsec.images.layers import LayerRecord
 from dsec.images.lazy import origins as origins_module
 from dsec.images.lazy.origins import Origins, open_origin
 from dsec.images.lazy.publication.conversion import LayerFile, manifest_key, publish
-from dsec.images.lazy.serving.client import LayerDaemon, looked_after
+from dsec.images.lazy.serving.client import LayerDaemon, kill_daemon, looked_after
 from dsec.images.lazy.serving.daemon_options import DaemonOptions, read_options
 from dsec.images.lazy.source import ObjectSource
-from dsec.linux.processes import ProcessIdentity
 from dsec.model.image import LayerFormat
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.chunk_source_suite import stored_chunks
@@ -58,14 +56,6 @@ def root(tmp_path: Path) -> Iterator[Path]:
         yield root
 
 
-def _killed(daemon: LayerDaemon) -> None:
-    """Kill both processes of a daemon and wait until they are gone."""
-    status = daemon.status()
-    os.kill(status.keeper_pid, signal.SIGKILL)
-    while ProcessIdentity.of(status.keeper_pid) is not None or ProcessIdentity.of(status.pid) is not None:
-        time.sleep(0.01)
-
-
 @pytest.mark.root
 @pytest.mark.slow
 def test_one_daemon_serves_layers_of_many_places_and_so_does_the_next(root: Path, places: tuple[Place, Place]) -> None:
@@ -74,7 +64,7 @@ def test_one_daemon_serves_layers_of_many_places_and_so_does_the_next(root: Path
     with pytest.raises(ObjectNotFoundError):
         daemon.mount(other.manifest)
     paths = [daemon.mount(one.manifest), daemon.mount(other.manifest, origins=[other.url])]
-    _killed(daemon)
+    kill_daemon(daemon)
     assert daemon.mount(one.manifest) == paths[0]
     for path, place in zip(paths, places, strict=True):
         assert (path / "large").read_bytes() == place.content

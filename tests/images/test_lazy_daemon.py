@@ -19,7 +19,7 @@ import pytest
 from dsec.base.errors import InvalidRequestError, ObjectNotFoundError
 from dsec.images import erofs
 from dsec.images.lazy.publication.conversion import LayerFile, publish
-from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon, kill_daemon
 from dsec.images.lazy.serving.daemon import EventFile
 from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.lazy.serving.daemon_wire import Answer
@@ -112,7 +112,7 @@ def test_no_read_fails_when_the_server_is_killed_again_and_again(daemon: LayerDa
 
     reader = threading.Thread(target=read)
     reader.start()
-    killed = set()
+    killed: set[int] = set()
     while reader.is_alive() and len(killed) < 3:
         server = daemon.status().pid
         os.kill(server, signal.SIGKILL)
@@ -122,13 +122,41 @@ def test_no_read_fails_when_the_server_is_killed_again_and_again(daemon: LayerDa
     assert killed
 
 
-def test_when_the_keeper_dies_too_the_next_one_takes_the_mounts_over(daemon: LayerDaemon, published: Published) -> None:
+def test_when_keeper_and_server_die_the_second_keeper_goes_on_and_no_read_fails(
+    daemon: LayerDaemon, published: Published
+) -> None:
+    root = daemon.mount(published.manifest)
+    seen = set()
+    for name in sorted(published.contents)[:4]:
+        status = daemon.status()
+        seen.add(status.keeper_pid)
+        os.kill(status.keeper_pid, signal.SIGKILL)
+        os.kill(status.pid, signal.SIGKILL)
+        assert (root / name).read_bytes() == published.contents[name]
+    assert len(seen) == 4
+
+
+def test_a_second_keeper_that_is_killed_is_replaced(daemon: LayerDaemon, published: Published) -> None:
+    root = daemon.mount(published.manifest)
+    status = daemon.status()
+    (second,) = _children(status.keeper_pid) - {status.pid}
+    os.kill(second, signal.SIGKILL)
+    while not (others := _children(status.keeper_pid) - {status.pid, second}):
+        time.sleep(0.01)
+    os.kill(status.keeper_pid, signal.SIGKILL)
+    assert (root / "large-3").read_bytes() == published.contents["large-3"]
+    assert {daemon.status().keeper_pid} == others
+
+
+def _children(pid: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def test_when_all_die_at_once_the_next_keeper_takes_the_mounts_over(daemon: LayerDaemon, published: Published) -> None:
     root = daemon.mount(published.manifest)
     with (root / "large-7").open("rb") as held:
         status = daemon.status()
-        os.kill(status.keeper_pid, signal.SIGKILL)
-        _wait_gone(status.keeper_pid)
-        _wait_gone(status.pid)
+        kill_daemon(daemon)
         with pytest.raises(OSError, match="Input/output"):
             (root / "large-7").read_bytes()
         assert daemon.mount(published.manifest) == root

@@ -26,13 +26,12 @@ from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, encode
 from dsec.images.lazy.peers.seeds import SEEDS, Seeds
 from dsec.images.lazy.publication.sharing import publish_image, pull_image
-from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon, kill_daemon
 from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.lazy.source import chunk_key
 from dsec.images.staging import remove_tree
 from dsec.images.store import LocalImageStore
 from dsec.linux import mounts
-from dsec.linux.processes import ProcessIdentity
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.countdown import Countdown
@@ -93,10 +92,7 @@ class Host:
         return anyio.run(pull)
 
     def kill_daemon(self) -> None:
-        status = self.daemon.status()
-        os.kill(status.keeper_pid, signal.SIGKILL)
-        while ProcessIdentity.of(status.keeper_pid) is not None or ProcessIdentity.of(status.pid) is not None:
-            pass
+        kill_daemon(self.daemon)
 
 
 OpenHost = Callable[..., Host]

@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from dsec.images.lazy.publication.sharing import publish_image, pull_image
-from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon, kill_daemon
 from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.store import LocalImageStore
 from dsec.model.process import CommandRequest
@@ -71,7 +71,7 @@ async def test_a_sandbox_of_a_pulled_image_outlives_its_node_and_who_serves_its_
         os.kill(daemon.status().pid, signal.SIGKILL)
         assert await _said(node, box, "perl -e 'print 6 * 7'") == "42"
         before = daemon.status()
-        os.kill(before.keeper_pid, signal.SIGKILL)
+        await anyio.to_thread.run_sync(kill_daemon, daemon)
         # The node sees that nobody serves its layers any more, and starts another.
         await anyio.to_thread.run_sync(_wait_other, daemon, before.keeper_pid)
         assert await _said(node, box, "cat /bin/dd | wc -c || true; echo some") != ""

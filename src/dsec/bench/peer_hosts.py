@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,10 +24,9 @@ from dsec.base.ids import random_body
 from dsec.bench.far_store import BUCKET
 from dsec.bench.switched import SwitchedHost, switched_hosts
 from dsec.images.lazy.peers.settings import PeerSettings
-from dsec.images.lazy.serving.client import LayerDaemon, end_daemon
+from dsec.images.lazy.serving.client import LayerDaemon, end_daemon, kill_daemon
 from dsec.images.lazy.serving.daemon_options import DaemonOptions, write_options
 from dsec.images.staging import remove_tree
-from dsec.linux.processes import ProcessIdentity
 from dsec.sdk.tracker import tracker_overview
 from dsec.service.tracking import TrackerOverview
 
@@ -109,11 +106,8 @@ class PeerHost:
         return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
     def kill(self) -> None:
-        """Kill keeper and server, as when the host dies: what is mounted fails its reads."""
-        status = self.daemon.status()
-        os.kill(status.keeper_pid, signal.SIGKILL)
-        while ProcessIdentity.of(status.pid) is not None:
-            time.sleep(_POLL_S)
+        """Kill all of the daemon, as when the host dies: what is mounted fails its reads."""
+        kill_daemon(self.daemon)
 
     def end(self) -> None:
         """End the daemon and forget its cache. Idempotent."""

@@ -89,6 +89,23 @@ def is_dying(pid: int) -> bool:
     return said["State"][0] in "ZX" or bool(int(said["SigPnd"], 16) >> (signal.SIGKILL - 1) & 1)
 
 
+def has_ended(pid: int) -> bool:
+    """Whether every thread of a process has ended, and with them what they held; also while its parent, which may be
+    slow to ask for its status, leaves it a zombie.
+    """
+    try:
+        return all(_state(task) in "ZX" for task in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return True
+
+
+def _state(task: Path) -> str:
+    try:
+        return (task / "stat").read_text(encoding="utf8", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def exit_status(pid: int) -> int:
     """Return the wait status of a process that is dying, also where wait(2) does not return yet; 0 of one that has
     none. May be asked by whoever may trace it.

@@ -5,7 +5,7 @@ What must hold, whatever is done:
 
 - No byte that a read returns is another than the source tree's (but between rot on this host's disk, which the kernel
   reads by itself, and the verification that finds it).
-- A read fails only while nobody could have served it: while both processes of the daemon are dead, or no origin of its
+- A read fails only while nobody could have served it: while all processes of the daemon are dead, or no origin of its
   layer can be reached or has right what is wanted. `Outages` keeps account of those times.
 - When all is well again every read succeeds, with nothing remounted and no sandbox made anew.
 """
@@ -30,7 +30,7 @@ import anyio
 import anyio.to_thread
 
 from dsec.base.errors import DsecError
-from dsec.images.lazy.serving.client import LayerDaemon
+from dsec.images.lazy.serving.client import LayerDaemon, kill_daemon
 from dsec.images.lazy.serving.daemon_wire import Answer
 from dsec.stores.objects import ObjectStore
 from dsec.testing.node_process import NodeProcess
@@ -181,8 +181,9 @@ class FaultWorld:
         return {
             "kill server": self.kill_server,
             "kill both": self.kill_both,
+            "kill all": self.kill_all,
             "kill node": self.kill_node,
-            "kill node and both": self.kill_node_and_both,
+            "kill node and all": self.kill_node_and_all,
             "stop server": self.stop_server,
             "cut link": self.cut_link,
             "hang link": self.hang_link,
@@ -214,12 +215,18 @@ class FaultWorld:
             os.kill((await self._status()).pid, signal.SIGKILL)
 
     async def kill_both(self) -> None:
+        """Keeper and server; its second is the keeper then: nothing may fail."""
+        status = await self._status()
+        for pid in (status.keeper_pid, status.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await self._revived(status.keeper_pid)
+
+    async def kill_all(self) -> None:
         """Reads fail until the node has seen it."""
         status = await self._status()
         with self.outages.lasting(""):
-            for pid in (status.keeper_pid, status.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            await anyio.to_thread.run_sync(kill_daemon, self.daemon)
             await self._revived(status.keeper_pid)
 
     async def kill_node(self) -> None:
@@ -228,14 +235,12 @@ class FaultWorld:
         await anyio.sleep(self.draw.random())
         assert await anyio.to_thread.run_sync(self.node.start)
 
-    async def kill_node_and_both(self) -> None:
+    async def kill_node_and_all(self) -> None:
         """Reads fail until there is a node again."""
         status = await self._status()
         with self.outages.lasting(""):
             await anyio.to_thread.run_sync(self.node.kill)
-            for pid in (status.pid, status.keeper_pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            await anyio.to_thread.run_sync(kill_daemon, self.daemon)
             await anyio.sleep(self.draw.random())
             assert await anyio.to_thread.run_sync(self.node.start)
             await self._revived(status.keeper_pid)

@@ -42,7 +42,7 @@ from dsec.images.lazy.serving.daemon_wire import (
 )
 from dsec.images.lazy.tracing.touches import LayerUse, Touch
 from dsec.linux.mounts import mounts_under
-from dsec.linux.processes import ProcessIdentity
+from dsec.linux.processes import ProcessIdentity, has_ended
 from dsec.linux.userns import is_host_root
 
 _START_TIMEOUT_S = 30.0
@@ -332,7 +332,9 @@ def lazy_layers(images: Path, options: DaemonOptions) -> LazyLayers:
 
 
 @contextlib.contextmanager
-def looked_after(lazy: LazyLayers, is_expected: Callable[[], bool] = _never, interval_s: float = 2.0) -> Iterator[None]:
+def looked_after(
+    lazy: LazyLayers, is_expected: Callable[[], bool] = _never, interval_s: float = 0.25
+) -> Iterator[None]:
     """Give who serves lazy layers our options, and revive it whenever it was killed, for the duration of the block.
 
     It is the node that does so: whoever else needs layers takes the daemon as it is.
@@ -371,18 +373,33 @@ def looked_after(lazy: LazyLayers, is_expected: Callable[[], bool] = _never, int
 def end_daemon(root: Path) -> None:
     """End the daemon of a directory, if one runs, and wait until it has. What is mounted stays and fails its reads."""
     lock = root / "keeper.lock"
-    if not lock.exists():
-        return
-    descriptor = try_lock(lock)
-    if descriptor is not None:
-        os.close(descriptor)
-        return
-    keeper = ProcessIdentity.parse(lock.read_text())
-    process = None if keeper is None else keeper.open()
-    if process is None:
-        return
-    try:
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        select.select([process], [], [], _END_TIMEOUT_S)
-    finally:
-        os.close(process)
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    # Again where the keeper was killed just now, and its second is the keeper.
+    while _is_kept(root) and time.monotonic() < deadline:
+        keeper = ProcessIdentity.parse(lock.read_text())
+        process = None if keeper is None else keeper.open()
+        if process is None:
+            time.sleep(_POLL_S)
+            continue
+        try:
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+            select.select([process], [], [], _END_TIMEOUT_S)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(process)
+
+
+def kill_daemon(daemon: LayerDaemon) -> None:
+    """Kill all processes of a running daemon at one instant, so that none replaces another, and wait until they are
+    gone: for whoever tries what happens then.
+    """
+    status = daemon.status()
+    children = Path(f"/proc/{status.keeper_pid}/task/{status.keeper_pid}/children").read_text().split()
+    processes = [each for pid in (status.keeper_pid, *map(int, children)) if (each := ProcessIdentity.of(pid))]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes:
+            process.send(number)
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    while not all(has_ended(process.pid) for process in processes) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

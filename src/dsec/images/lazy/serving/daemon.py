@@ -1,18 +1,17 @@
 """The process that serves lazily loaded layers of one store, apart from the node, so that a node's end takes nothing
 from its sandboxes.
 
-Theory. Two processes. The *keeper* opens the FUSE mount and the socket, forks the *server*, and then does nothing but
-wait: it has no thread, no event loop and no request that could bring it down. When the server is killed, the keeper,
-which still holds the connection to the kernel, forks another: it shows the same layers and has the kernel ask again
-what the dead one had not answered (`FuseSession.resume`). Reads wait for some milliseconds, and none fails. Only when
-the keeper dies too do reads fail, until somebody needs a layer and starts a new keeper, which takes the mounts over.
+Theory. Three processes (`keeping`). The *keeper* opens the FUSE mount and the socket, forks its *second*, which takes
+its place when it is killed, and the *server*, and then only waits. When the server is killed, the keeper, which still
+holds the connection to the kernel, forks another: it shows the same layers and has the kernel ask again what the dead
+one had not answered (`FuseSession.resume`). Reads wait for some milliseconds, and none fails. Only when all three are
+killed at once do reads fail, until somebody needs a layer and starts a new keeper, which takes the mounts over.
 
 A killed server may be unable to end: a thread of its waits in the kernel for a read that the server owes. The keeper
 does not wait for it. The next server answers that read, and has the cache once the dying one has ended
 (`LazyMounts.adopt`). A new keeper finds the connection of such a one still open, and ends it.
 
-A server dies with its keeper. A server that dies again and again is given up after some tries, and the keeper ends. A
-server that has nothing mounted, and is asked nothing for a minute, ends and its keeper with it.
+A server that has nothing mounted, and is asked nothing for a minute, ends and its keepers with it.
 
 Layout of `root`: ``keeper.lock``, ``serve.sock``, ``cache/`` (docs/formats/layer-cache.md), ``served/`` (FUSE),
 ``mounts/`` (the layers), ``shelf/`` and ``seeds/`` (for peers), ``touches/``, ``wishes/`` (what is to be brought),
@@ -23,13 +22,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -60,33 +57,23 @@ from dsec.images.lazy.serving.daemon_wire import (
     send,
 )
 from dsec.images.lazy.serving.fetching import LayerEvent
+from dsec.images.lazy.serving.keeping import RESTART_STATUS, Keeping
 from dsec.images.lazy.serving.layer_mounts import LazyMounts
 from dsec.images.lazy.serving.server import LayerServer, LayerServerOptions, mount_below
 from dsec.images.lazy.serving.wishes import Wishes
 from dsec.images.lazy.tracing.touches import Touches
 from dsec.images.staging import remove_tree
-from dsec.linux import syscalls
 from dsec.linux.fuse import FuseMount
 from dsec.linux.malloc import keep_freed_memory
 from dsec.linux.mounts import unmount
-from dsec.linux.processes import ProcessIdentity, exit_status, is_dying
+from dsec.linux.processes import ProcessIdentity
 
-_PR_SET_PDEATHSIG = 1
 _EVENTS_BYTES = 8 << 20
 """After so many, the file of events is put aside, in place of the one that was put aside before."""
-_TRIES = 5
-_LONG_LIVED_S = 10.0
-"""A server that lived that long may be replaced as often as the first."""
 _CONNECTIONS = 64
 _BLOCK_BYTES, _FREE_BYTES, _ARENAS = 32 << 20, 64 << 20, 2
 """Of freed memory: up to which size of blocks, and how much of it, is kept, in how many heaps."""
-_LOOK_S = 0.5
-"""So often it is looked whether a server is dying and cannot end."""
-_DYING_S = 0.2
-"""Who is killed and can end has ended after so long."""
 _WISHES = "wishes"
-_RESTART_STATUS = 3
-"""A server that ends so asks for another in its place."""
 
 
 def keep(root: Path) -> int:
@@ -116,7 +103,7 @@ def keep(root: Path) -> int:
     try:
         # Where memory is short it should end the server, which can be replaced, and not who replaces it.
         _bear_out_of_memory("-1000")
-        return _keep(partial(_become_server, root, listener, mount, left_over, lock_fd))
+        return Keeping(lock, partial(_become_server, root, listener, mount, left_over, lock_fd)).run()
     finally:
         # Layers stay mounted, and fail their reads until the next keeper takes them over.
         mount.close()
@@ -143,65 +130,6 @@ def _listen(root: Path) -> socket.socket:
     return listener
 
 
-def _keep(become_server: Callable[[bool], None]) -> int:
-    """Have one server after the other until one says that none is needed, or too many died; return an exit status.
-
-    Args:
-        become_server: serves in the process that calls it, and does not return; told whether it is the first.
-    """
-    tries, server, is_ending = _TRIES, 0, False
-    dying: list[int] = []
-
-    def end(*_: object) -> None:
-        nonlocal is_ending
-        is_ending = True
-        if server:
-            os.kill(server, signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)
-    is_first = True
-    while tries and not is_ending:
-        began = time.monotonic()
-        # Held back until both know what to do about it: one that came in between would end neither.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        if is_ending:
-            return 0
-        server = os.fork()
-        if server == 0:
-            become_server(is_first)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        status = _ended(server, dying)
-        server = 0
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
-            return 0
-        is_first = False
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _RESTART_STATUS:
-            continue
-        tries = _TRIES if time.monotonic() - began > _LONG_LIVED_S else tries - 1
-    return 0 if is_ending else 1
-
-
-def _ended(server: int, dying: list[int]) -> int:
-    """Wait until a server has ended, or cannot although it was killed; return its wait status.
-
-    Args:
-        server: its process id.
-        dying: those of servers that could not end, as this one then; they are let go when they have.
-    """
-    process = os.pidfd_open(server)
-    try:
-        while not select.select([process], [], [], _LOOK_S)[0]:
-            for pid in list(dying):
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    dying.remove(pid)
-            if is_dying(server) and not select.select([process], [], [], _DYING_S)[0]:
-                dying.append(server)
-                return exit_status(server)
-    finally:
-        os.close(process)
-    return os.waitpid(server, 0)[1]
-
-
 def _become_server(
     root: Path, listener: socket.socket, mount: FuseMount, left_over: tuple[Path, ...], lock_fd: int, is_first: bool
 ) -> None:
@@ -211,9 +139,6 @@ def _become_server(
         # At once, while there is nothing to record: an exception that comes anywhere may be waited for by a thread.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        syscalls.libc_call("prctl", _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() == 1:
-            return  # The keeper died before we could say that we want to die with it.
         os.close(lock_fd)  # It says that a keeper lives, which must not wait for our end.
         _bear_out_of_memory("0")
         _serve(root, listener, mount, left_over, is_first=is_first)
@@ -333,7 +258,7 @@ class _Door:
             return self._brought(request)
         if isinstance(request, Restart):
             self._server.flush()
-            os._exit(_RESTART_STATUS)
+            os._exit(RESTART_STATUS)
         if isinstance(request, Unmount):
             return Answer(done=self._mounts.unmount(request.manifest))
         if isinstance(request, Verify):
