@@ -16,7 +16,7 @@ import msgspec
 from dsec.bench.context import PureContext
 from dsec.bench.distribution import distribution, ratio
 from dsec.bench.peers_live import CENTRAL as LIVE_CENTRAL
-from dsec.bench.peers_live import NODES, OWN_ORDER, SAME_ORDER, LiveRun, as_row, measure_live, of_way
+from dsec.bench.peers_live import NODES, OWN_ORDER, SAME_AGAIN, SAME_ORDER, LiveRun, as_row, measure_live, of_way
 from dsec.bench.peers_simulated import CASES, TROUBLES, SimulatedRun, simulate
 from dsec.bench.report import Report, make_report
 
@@ -58,12 +58,12 @@ def simulated_rows(runs: Sequence[SimulatedRun]) -> list[dict[str, Any]]:
 
 
 def live_rows(runs: Sequence[LiveRun]) -> list[dict[str, Any]]:
-    """Return the rows of the live half: two that compare, then each run; none where nothing was measured."""
+    """Return the rows of the live half: one that compares for each way, then each run; none if nothing was measured."""
     if not runs:
         return []
     central_s = [run.complete_s for run in of_way(runs, LIVE_CENTRAL)]
     compared = []
-    for way in (OWN_ORDER, SAME_ORDER):
+    for way in (OWN_ORDER, SAME_ORDER, SAME_AGAIN):
         mine = of_way(runs, way)
         row = comparison(
             f"{NODES} real nodes, {way}",
