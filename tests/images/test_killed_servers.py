@@ -183,7 +183,8 @@ def _replaced(held: _Held, server: int) -> None:
 def test_a_server_that_ends_while_it_exchanges_a_file_is_followed_at_once(held: _Held, is_asked_to: bool) -> None:
     reading = _with_read_under_way(held)
     bringing = held.bring_all()
-    server = held.daemon.status().pid
+    status = held.daemon.status()
+    server = status.pid
     _wait_for(lambda: _hangs(server))
     held.let_go()
     if is_asked_to:
@@ -196,6 +197,7 @@ def test_a_server_that_ends_while_it_exchanges_a_file_is_followed_at_once(held: 
     _wait_for(lambda: held.backing_file().endswith(f"/cache/{held.manifest}/data"))
     for name, content in held.contents.items():
         assert (held.target / name).read_bytes() == content
+    assert held.daemon.status().keeper_pid == status.keeper_pid
 
 
 def test_a_server_that_is_killed_while_it_unmounts_is_followed_at_once(held: _Held) -> None:

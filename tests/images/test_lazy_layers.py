@@ -219,6 +219,8 @@ def test_what_the_kernel_cached_of_a_rotten_file_goes_when_it_is_repaired(
     checked, bad = opened.mounts.verify(manifest.id)
     assert METADATA in bad
     assert len(bad) > 1
+    opened.server.on_complete(manifest.id)
+    assert "/served/" in _backing_file(_device(opened, manifest)), "it was complete a moment ago"
     opened.server.bring(manifest.id, bad)
     opened.server.flush()
     opened.mounts.evict(manifest.id, bad)

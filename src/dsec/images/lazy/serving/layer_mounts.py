@@ -251,7 +251,8 @@ class LazyMounts:
     def _use_local_file(self, manifest_id: str) -> None:
         with self._lock:
             device = self._devices().get(manifest_id)
-            if device is not None:
+            # Still: something of it may have been found rotten since, and whoever found it was faster.
+            if device is not None and self._server.layer(manifest_id).is_complete:
                 self._exchange(device, self._server.layer(manifest_id).path)
 
 
