@@ -112,8 +112,8 @@ class _Push:
             by_traces = self._request.by_traces
             if not by_traces:
                 await self._look(info)
-            self._request.progress("laying the layers out" + (" by what is read first" if by_traces else ""))
-            laying = partial(lay_out_image, self._images, info, work.path, by_traces=by_traces, but=self._there.keys())
+            but, say = self._there.keys(), self._request.progress
+            laying = partial(lay_out_image, self._images, info, work.path, by_traces=by_traces, but=but, say=say)
             self._layouts = await anyio.to_thread.run_sync(laying)
             pushed = await self._put_image(info)
             await anyio.to_thread.run_sync(seed_published, self._images, self._cut, self._layouts)

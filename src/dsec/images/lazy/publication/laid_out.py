@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import DsecError, InvalidRequestError, StateCorruptedError
+from dsec.base.units import format_size
 from dsec.images import erofs
+from dsec.images.command import Progress, silent
 from dsec.images.durable import full_disk_reported
 from dsec.images.lazy.erofs.layout import Moves, lay_out
 from dsec.images.lazy.erofs.metadata import Extent
@@ -39,7 +41,13 @@ class LaidOut:
 
 
 def lay_out_image(
-    images: LocalImageStore, info: ImageInfo, directory: Path, *, by_traces: bool, but: Collection[str] = ()
+    images: LocalImageStore,
+    info: ImageInfo,
+    directory: Path,
+    *,
+    by_traces: bool,
+    but: Collection[str] = (),
+    say: Progress = silent,
 ) -> dict[str, LaidOut]:
     """Lay out the layers of an image that are wholly here, so that their chunks are shared with other layers.
 
@@ -49,6 +57,7 @@ def lay_out_image(
         directory: where the files are made.
         by_traces: put what the image's traces name in front: that of the first use, then the latest ones.
         but: layers that are left as they are.
+        say: told what takes long.
 
     Returns:
         The layers by digest. Those that cannot be laid out, or for which there is no room, stay as they are, unless it
@@ -64,6 +73,8 @@ def lay_out_image(
         path, record = images.stored_layer(layer.digest)
         if record.format is LayerFormat.EROFS and layer.digest not in found and layer.digest not in but:
             target = directory / f"{place}.erofs"
+            how = " by what is read first" if by_traces else ""
+            say(f"laying layer {layer.digest[7:19]} out{how}: {format_size(record.size_bytes)}")
             read = [extent for each in traces for extent in _reads(each, place, layer.digest)]
             try:
                 with full_disk_reported("laying a layer out"):

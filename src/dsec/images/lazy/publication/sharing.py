@@ -101,9 +101,7 @@ async def publish_image(
     publication = Publication(await open_layer_objects(store), say, resend=resend)
     there = {} if by_traces or resend else await _there_already(images, info, publication)
     with images.work_directory() as work:
-        if len(there) < len(info.layers):
-            say("laying the layers out" + (" by what is read first" if by_traces else ""))
-        laying = partial(lay_out_image, images, info, work.path, by_traces=by_traces, but=there.keys())
+        laying = partial(lay_out_image, images, info, work.path, by_traces=by_traces, but=there.keys(), say=say)
         layouts = await anyio.to_thread.run_sync(laying)
         order = _Order(images, info, layouts, there, by_traces=by_traces, say=say)
         published = await _publish(order, publication, tag=tag)
