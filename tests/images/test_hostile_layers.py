@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dsec.base.errors import StateCorruptedError
+from dsec.base.errors import InvalidRequestError, StateCorruptedError
 from dsec.images.lazy.erofs.metadata import Extent, Walk
 from dsec.images.lazy.formats import manifest as manifests
 from dsec.images.lazy.formats.document import (
@@ -26,6 +27,7 @@ from dsec.images.lazy.formats.stored import encode
 from dsec.images.lazy.publication.conversion import manifest_key
 from dsec.images.lazy.publication.sharing import pull_image
 from dsec.images.lazy.source import chunk_key
+from dsec.images.listing import tree_digest
 from dsec.model.image import ImageConfig
 from dsec.testing.image_hosts import image_hosts
 
@@ -138,3 +140,15 @@ def test_a_layer_that_wants_what_ours_do_not_is_not_shown_to_the_kernel(tmp_path
             store.mount(["evil"])
         assert "compression" in caught.value.detail
         assert hosts.daemon().status().mounted == ()
+
+
+def test_a_tree_of_more_bytes_than_its_file_can_hold_is_not_read(tmp_path: Path) -> None:
+    for name in "abcde":
+        (tmp_path / name).write_bytes(bytes(1000))
+    root = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        assert tree_digest(root, file_bytes=5000) == tree_digest(root)
+        with pytest.raises(InvalidRequestError, match="more in it"):
+            tree_digest(root, file_bytes=1000)
+    finally:
+        os.close(root)

@@ -193,7 +193,7 @@ def _read_and_finish(target: Path, file: Path, work: WorkDirectory) -> LayerReco
     scratch = work.path / "mount"
     scratch.mkdir()
     with erofs.opened(file, scratch) as root_fd:
-        digest, entries = tree_digest(root_fd)
+        digest, entries = tree_digest(root_fd, file_bytes=file.stat().st_size)
     return _finish(target, digest, LayerFormat.EROFS, file.stat().st_size, entries)
 
 
@@ -278,7 +278,7 @@ def compute_digest(layer: Path, record: LayerRecord, scratch: Path) -> str:
     if record.format is LayerFormat.DIRECTORY:
         return directory_digest(layer / TREE)[0]
     with erofs.opened(layer / EROFS_FILE, scratch) as root_fd:
-        return tree_digest(root_fd)[0]
+        return tree_digest(root_fd, file_bytes=(layer / EROFS_FILE).stat().st_size)[0]
 
 
 def _corrupted(layer: Path, detail: str) -> StateCorruptedError:

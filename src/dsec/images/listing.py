@@ -52,6 +52,11 @@ class Node:
     status: os.stat_result
 
 
+MAX_ENTRIES = 8_000_000
+"""Of one tree; twice as many as of an archive, as layers may be merged."""
+_ANY, _SHARED = 1 << 62, 4
+"""Without a bound; and how often files of a tree may have the same bytes of the file that it is in. Those of ours do
+not at all."""
 _STUB = 2
 """Inode of all directories by which a btrfs snapshot shows nested subvolumes that it has not got; they are empty."""
 
@@ -99,14 +104,23 @@ def _walk_directory(fd: int, path: bytes, depth: int, seen: set[tuple[int, int]]
 class _Listing:
     """A running digest over records, and the hard links seen so far."""
 
+    most_bytes: int
     hasher: hashlib._Hash = field(default_factory=lambda: hashlib.sha256(LISTING_HEADER))
     linked: dict[tuple[int, int], bytes] = field(default_factory=dict)
     entries: int = 0
+    content_bytes: int = 0
 
     def add(self, node: Node) -> None:
         status = node.status
         kind = _KINDS[stat.S_IFMT(status.st_mode)]
         first = self._first_link(node)
+        self.content_bytes += status.st_size if kind == b"f" and not first else 0
+        if self.content_bytes > self.most_bytes or self.entries >= MAX_ENTRIES:
+            raise InvalidRequestError(
+                "the tree has more in it than its file can hold",
+                detail=f"{self.entries} entries, {self.content_bytes} bytes",
+                resolution="do not trust whoever made it",
+            )
         fields = [
             node.path,
             kind,
@@ -156,9 +170,17 @@ def read_xattrs(node: Node) -> dict[bytes, bytes]:
     return {name: os.getxattr(path, name, follow_symlinks=False) for name in kept}
 
 
-def tree_digest(root_fd: int) -> tuple[str, int]:
-    """Return ``sha256:...`` over the canonical listing of the tree, and its number of entries."""
-    listing = _Listing()
+def tree_digest(root_fd: int, *, file_bytes: int = _ANY) -> tuple[str, int]:
+    """Return ``sha256:...`` over the canonical listing of the tree, and its number of entries.
+
+    Args:
+        file_bytes: length of the file that the tree is in: a file system that a stranger wrote may give all of it to
+            each of millions of files, to be read for years.
+
+    Raises:
+        InvalidRequestError: it is deeper or has more in it than can be.
+    """
+    listing = _Listing(file_bytes * _SHARED)
     for node in walk(root_fd):
         listing.add(node)
     return f"sha256:{listing.hasher.hexdigest()}", listing.entries

@@ -254,7 +254,7 @@ class _ImageCheck:
         advice = "its manifest was made wrongly: publish the image again, and pull that"
         try:
             with self._images.work_directory() as scratch, erofs.opened(path, scratch.path) as root_fd:
-                found = tree_digest(root_fd)[0]
+                found = tree_digest(root_fd, file_bytes=path.stat().st_size)[0]
         except (InvalidRequestError, StateCorruptedError, OSError) as error:
             detail = words(error) if isinstance(error, DsecError) else str(error)
             return subject.bad(f"its chunks make no layer: {detail}", node=self._options.node, advice=advice)
