@@ -289,7 +289,7 @@ def test_the_end_of_a_chunk_is_never_passed_on_before_it_is_verified(size: int, 
 
 def test_what_another_process_says_of_a_chunk_is_not_believed_blindly() -> None:
     memory = os.memfd_create("anything")
-    os.ftruncate(memory, 1009)
+    os.ftruncate(memory, 1010)
     os.pwrite(memory, b"\xff" * 9, 1000)
     with Part(memory, 1000) as part:
         assert part.state is State.SPOILT

@@ -291,6 +291,7 @@ class ChunkServer:
         """Send a chunk while it comes. Raises `WireError` where it ends early: what was sent then cannot be more."""
         if part.state is State.SPOILT:  # While it waited for its turn.
             raise _RefusedError("503 Service Unavailable", retry_after="0")
+        part.follow()
         await wire.send(self._head(part.size, **{RELAYED: "1"}))
         at = 0
         while at < part.size:

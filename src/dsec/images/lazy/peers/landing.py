@@ -10,7 +10,7 @@ The memory is a file without a name (memfd_create(2)) that the seeder opens thro
 may be another file's by then; the name that the memory was made with says whether it is the right one.
 
 Layout: the stored chunk, of a known length, then how many of its bytes are there (8 bytes, little-endian), then its
-state (1 byte, `State`).
+state (1 byte, `State`), then whether somebody follows it (1 byte, which the seeder sets): without that nobody is woken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dsec.distribution.speed import Speed
 
 _COUNT = struct.Struct("<Q")
-_TAIL_BYTES = _COUNT.size + 1
+_TAIL_BYTES = _COUNT.size + 2
 _STEP_BYTES = 128 << 10
 """Of what came, the seeder is told in steps: each costs a write to a pipe, and is waited for by all further down."""
 KEPT_BACK_BYTES = 1024
@@ -81,7 +81,8 @@ class Landing:
         _COUNT.pack_into(self._map, self.size, count)
         if count - self._told >= _STEP_BYTES or count == self.size:
             self._told = count
-            self._tell()
+            if self._map[self.size + _COUNT.size + 1]:
+                self._tell()
 
     def verified(self, stored: bytes) -> None:
         """Note that the chunk was verified in this stored form. What lies here is spoilt if it is another one: somebody
@@ -136,6 +137,10 @@ class Part:
         (count,) = _COUNT.unpack(os.pread(self.descriptor, _COUNT.size, self.size))
         return int(max(0, min(count, self.size - KEPT_BACK_BYTES)))
 
+    def follow(self) -> None:
+        """Have it be told when more of it comes."""
+        os.pwrite(self.descriptor, b"\1", self.size + _COUNT.size + 1)
+
     def copy(self) -> Part:
         """Return one that is closed by itself."""
         return Part(os.dup(self.descriptor), self.size)
@@ -160,7 +165,7 @@ def open_part(pid: int, descriptor: int, name: str, size: int) -> Part | None:
         size: length of its stored form.
     """
     try:
-        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        own = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     is_it = os.readlink(f"/proc/self/fd/{own}") == f"/memfd:{_memory_name(name)} (deleted)"
