@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from dsec.base.errors import InvalidRequestError, StateCorruptedError
-from dsec.images.lazy.erofs.metadata import Extent, Walk
+from dsec.images.lazy.erofs.metadata import Extent, Walk, metadata_extents
 from dsec.images.lazy.formats import manifest as manifests
 from dsec.images.lazy.formats.document import (
     DocumentLayer,
@@ -152,3 +152,16 @@ def test_a_tree_of_more_bytes_than_its_file_can_hold_is_not_read(tmp_path: Path)
             tree_digest(root, file_bytes=1000)
     finally:
         os.close(root)
+
+
+def test_entries_are_bounded_also_where_inodes_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/first").touch()
+    for number in range(20):
+        (tmp_path / f"tree/{number}").hardlink_to(tmp_path / "tree/first")
+    subprocess.run(["mkfs.erofs", tmp_path / "made.erofs", tmp_path / "tree"], check=True, capture_output=True)
+    metadata_extents(tmp_path / "made.erofs")
+    monkeypatch.setattr("dsec.images.lazy.erofs.metadata.MAXIMUM_INODES", 5)
+    with pytest.raises(InvalidRequestError) as caught:
+        metadata_extents(tmp_path / "made.erofs")
+    assert "entries" in caught.value.detail
