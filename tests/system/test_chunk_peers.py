@@ -6,6 +6,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,3 +146,18 @@ def test_one_node_takes_from_the_other_what_it_pulled(fleet: tuple[Member, Membe
     assert shown["here"]["received_bytes"] > 10 << 20
     assert {peer["node"] for peer in shown["tracker"]["peers"]} == {one.node, other.node}
     assert "1 whole layer" in one.dsec("image", "peers").stdout
+
+
+def test_one_node_takes_from_the_other_what_it_published(fleet: tuple[Member, Member], tmp_path: Path) -> None:
+    """Nobody has pulled it yet, and the store that it was published to is gone."""
+    one, other = fleet
+    chance = random.Random(2)
+    (tmp_path / "tree").mkdir()
+    for number in range(4):
+        (tmp_path / "tree" / f"{number}").write_bytes(chance.randbytes(5 << 19))
+    wait(lambda: sum(bool(peer.address) for peer in tracked(one).peers) == len(fleet))
+    one.dsec("image", "import", str(tmp_path / "tree"), "--name", "env:v1")
+    reference = one.dsec("image", "publish", "env:v1").stdout.strip()
+    wait(lambda: any(layer.complete for peer in tracked(one).peers for layer in peer.layers))
+    shutil.rmtree(tmp_path / "objects/layers/chunks")
+    other.dsec("image", "pull", reference, "--name", "env:v1", "--eager")
