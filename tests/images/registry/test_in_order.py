@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dsec.base.errors import DsecError, StateCorruptedError, StoreUnavailableError
 from dsec.images.lazy.caching.bringing import bring_whole
@@ -390,6 +393,44 @@ async def test_a_registry_that_ignores_ranges_is_asked_for_chunks_near_the_begin
         for ref in blob_order(MANIFEST):
             assert await source.fetch(ref) == BLOB[ref.blob_start : ref.blob_start + ref.stored_bytes]
             assert source.gives_in_order  # Known from the first answer on: what lies far on need not be tried.
+
+
+class _Pieces(_Turnstile):
+    """Gives a blob in pieces of drawn lengths."""
+
+    def __init__(self, blob: bytes, lengths: Sequence[int]) -> None:
+        super().__init__()
+        self._blob = blob
+        self._lengths = lengths
+
+    async def stream(self, start: int, end: int) -> AsyncGenerator[bytes]:
+        for length in itertools.cycle(self._lengths):
+            if start >= end:
+                return
+            yield self._blob[start : min(end, start + length)]
+            start += length
+
+
+@settings(max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    wanted=st.sets(st.integers(0, 11)),
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=5),
+)
+def test_whatever_is_wanted_of_a_stream_is_cut_out_of_it_however_it_comes(
+    sizes: list[int], wanted: set[int], lengths: list[int]
+) -> None:
+    blob, refs, start = os.urandom(sum(sizes)), list[ChunkRef](), 0
+    for size in sizes:
+        refs.append(ChunkRef(id="", content_bytes=0, stored_bytes=size, blob_start=start))
+        start += size
+    chosen = [ref for place, ref in enumerate(refs) if place in wanted]
+
+    async def act() -> list[tuple[ChunkRef, bytes]]:
+        return [found async for found in cut(_Pieces(blob, lengths), chosen)]
+
+    expected = [(ref, blob[ref.blob_start : ref.blob_start + ref.stored_bytes]) for ref in chosen]
+    assert anyio.run(act) == expected
 
 
 @pytest.mark.root
