@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from dsec.base.errors import (
+    AlreadyExistsError,
     CapabilityMissingError,
     InvalidRequestError,
     ObjectNotFoundError,
@@ -226,6 +227,23 @@ def test_a_layer_that_is_here_already_stays_as_it_is(hosts: ImageHosts, tmp_path
     here = hosts.host("here")
     pulled = _pull(here, reference, hosts.objects, name="again")
     assert {layer.format for layer in pulled.layers} == {LayerFormat.EROFS}
+
+
+@pytest.mark.slow
+def test_no_document_takes_the_name_of_an_image_that_was_made_here(hosts: ImageHosts, tmp_path: Path) -> None:
+    info, reference = _publish(hosts, tmp_path)
+    there = hosts.host("there")
+    made = there.add_image("mine:v1", [there.add_layer(make_tree(tmp_path / "c", c="c"))], _CONFIG, source="test")
+    with pytest.raises(AlreadyExistsError, match="mine:v1"):
+        _pull(there, reference, hosts.objects)
+    assert there.get("mine:v1") == made
+    assert _pull(there, reference, hosts.objects, name="mine:v1").image_id == info.image_id
+    # What was pulled makes place for what is pulled next, and the same again is the same.
+    third = hosts.host("third")
+    third.add_image("mine:v1", [third.add_layer(make_tree(tmp_path / "d", d="d"))], _CONFIG, source="test")
+    changed = _run(lambda: publish_image(third, "mine:v1", hosts.objects)).reference
+    assert _pull(there, changed, hosts.objects).name == "mine:v1"
+    assert _pull(there, reference, hosts.objects).image_id == info.image_id
 
 
 @pytest.mark.parametrize("reference", ["b3:", "b3:../../x", "b3:" + "g" * 64])

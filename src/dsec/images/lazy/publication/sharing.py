@@ -18,7 +18,9 @@ import anyio.to_thread
 import msgspec
 
 from dsec.base.errors import (
+    AlreadyExistsError,
     CapabilityMissingError,
+    ImageNotFoundError,
     InvalidRequestError,
     ObjectNotFoundError,
     PermissionDeniedError,
@@ -58,7 +60,7 @@ from dsec.images.lazy.publication.conversion import LayerFile, PublishReport, fe
 from dsec.images.lazy.publication.cut_layers import CutLayer, cut_before, note_cut
 from dsec.images.lazy.publication.laid_out import LaidOut, lay_out_image
 from dsec.images.lazy.publication.published_traces import publish_traces, pull_traces
-from dsec.images.lazy.publication.pulled import PulledFrom, note_pulled
+from dsec.images.lazy.publication.pulled import PulledFrom, note_pulled, pulled_from
 from dsec.images.lazy.publication.seeding import seed_published
 from dsec.images.registry.reference import names_registry
 from dsec.images.store import LocalImageStore
@@ -235,6 +237,7 @@ async def pull_image(
 
     Raises:
         InvalidRequestError: that is no reference, and no name either.
+        AlreadyExistsError: no name is given, and its own is that of another image that was made here.
         HostDiskFullError: no room for it.
         ObjectNotFoundError: the store has not got it, or a manifest of it; or it was unpublished meanwhile.
         StateCorruptedError: what the store has is something else, or contradicts itself.
@@ -242,6 +245,8 @@ async def pull_image(
     """
     reference = await resolve(store, image)
     document = await fetch_document(store, reference)
+    if name is None and is_reference(image):
+        await anyio.to_thread.run_sync(_check_free, images, document)
     manifests = [await _manifest_of(store, layer) for layer in document.layers]
     if not eager:
         await _hold(images, reference, store, manifests)
@@ -265,6 +270,23 @@ async def pull_image(
         kept = text if reference_of(text.encode()) == reference else ""  # Unless another version writes it otherwise.
         note_pulled(images.root, made.image_id, PulledFrom(reference=reference, store=store.url, document=kept))
     return made
+
+
+def _check_free(images: LocalImageStore, document: ImageDocument) -> None:
+    """Refuse the name that a document gives itself where an image has it that was made here: whoever wrote the document
+    does not say what `python` is on this host. One that was pulled makes place for the next."""
+    try:
+        known = images.get(document.name)
+    except ImageNotFoundError:
+        return
+    is_same = known.config == document.config and [each.digest for each in known.layers] == [
+        each.digest for each in document.layers
+    ]
+    if not is_same and pulled_from(images.root, known.image_id) is None:
+        raise AlreadyExistsError(
+            f"the image calls itself {known.name!r}, and another one of this name was made on this host",
+            resolution="give it a name with --name; the same one replaces what is here",
+        )
 
 
 async def _fetch_whole(
