@@ -144,3 +144,17 @@ def test_config_show_tells_value_and_origin(monkeypatch: pytest.MonkeyPatch) -> 
     assert by_name["state_dir"]["value"].startswith("/")
     table = CliRunner().invoke(cli, ["config", "show"]).stdout
     assert "DSEC_DEFAULT_PIDS" in table
+
+
+def test_a_command_that_used_obstore_ends_as_others_do() -> None:
+    program = (
+        "import atexit, threading, time, obstore; from dsec.cli.main import main\n"
+        "atexit.register(print, 'registered')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.05), print('worked'))).start()\n"
+        "main()"
+    )
+    for arguments, code in ((["--version"], 0), (["no-such-command"], 2)):
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == code, done.stderr
+        assert done.stdout.splitlines()[-2:] == ["worked", "registered"]
