@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 
@@ -22,8 +23,13 @@ from dsec.images.importers.oci_config import OciImageConfig
 from dsec.images.lazy.caching.cache import LayerCache
 from dsec.images.lazy.formats import document, manifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, name_of
+from dsec.images.lazy.publication.published_traces import pull_traces
 from dsec.images.lazy.tracing import traces
 from dsec.images.registry import media
+from dsec.images.store import LocalImageStore
+from dsec.model.image import ImageInfo
+from dsec.stores.objects import ObjectInfo
+from dsec.stores.objects_memory import MemoryObjectStore
 
 _NAME = "cd" * 32
 _DEEP = b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -163,3 +169,15 @@ def test_several_streams_of_xz_are_one_archive_and_half_of_one_is_damage(tmp_pat
     path.write_bytes(lzma.compress(b"first")[:-8])
     with opened_archive(path, 1 << 20) as stream, pytest.raises(InvalidRequestError, match="cut off"):
         list(iter(lambda: stream.read(3), b""))
+
+
+class _EndlessStore(MemoryObjectStore):
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        while True:
+            yield ObjectInfo(key=f"{prefix}more", size_bytes=1 << 40, modified_at_s=0.0)
+
+
+def test_a_store_that_lists_traces_for_ever_is_left(tmp_path: Path) -> None:
+    images, info = LocalImageStore(tmp_path), ImageInfo(name="x", image_id="sha256:" + _NAME, layers=())
+    assert anyio.run(pull_traces, images, info, f"b3:{_NAME}", _EndlessStore()) == 0
+    images.close()

@@ -21,6 +21,8 @@ from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageInfo
 from dsec.stores.objects import ObjectStore
 
+_MOST_LISTED = 8 * MAXIMUM_TRACES
+
 
 def trace_prefix(reference: str) -> str:
     """Return what the keys of an image's traces begin with, in an object store."""
@@ -75,7 +77,11 @@ async def pull_traces(images: LocalImageStore, info: ImageInfo, reference: str, 
     """
     shelf, count = TraceShelf(images.root), 0
     with contextlib.suppress(DsecError, OSError):
+        looked_at = 0
         async for entry in store.list(trace_prefix(reference)):
+            looked_at += 1
+            if looked_at > _MOST_LISTED:
+                break  # A store may say that there are more for ever.
             if count >= MAXIMUM_TRACES or entry.size_bytes > MAXIMUM_DOCUMENT_BYTES:
                 continue
             data = await store.get_range(entry.key, 0, MAXIMUM_DOCUMENT_BYTES + 1)
