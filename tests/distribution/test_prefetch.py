@@ -124,14 +124,16 @@ def test_what_cannot_be_had_is_not_tried_again_and_holds_nobody_up() -> None:
 
 def test_a_layer_is_given_up_when_several_of_its_chunks_in_a_row_cannot_be_had() -> None:
     run = Run()
-    run.prefetcher.begin("box", [[*_pieces("away", 0, 1, 2, 3), *_pieces("here", 0)], _pieces("away", 4, 5)])
+    run.prefetcher.begin("box", [[*_pieces("away", 0, 1, 2, 3), *_pieces("here", 0)], _pieces("away", 4, 5, 6)])
+    run.here.update(_pieces("away", 6))
     tried = []
     while isinstance(started := run.next(), Start):
         tried.append(started.piece)
         run.prefetcher.done(started.piece, was_brought=started.piece.layer == "here" or started.piece.position == 0)
     assert tried == [*_pieces("away", 0, 1, 2, 3), *_pieces("here", 0)]
     progress = run.prefetcher.progress("box")
-    assert (progress.wanted, progress.brought, progress.failed, progress.is_over) == (7, 2, 5, True)
+    assert (progress.wanted, progress.here, progress.brought, progress.failed) == (8, 1, 2, 5)
+    assert progress.is_over
 
 
 def test_a_wait_for_the_budget_is_as_long_as_it_has_to_be() -> None:

@@ -97,14 +97,13 @@ class _Plan:
         """Note that a chunk of a layer came."""
         self.failed_in_a_row.pop(layer, None)
 
-    def failed(self, layer: str) -> int:
-        """Note that a chunk of a layer could not be had; return how many are given up, that one included."""
-        in_a_row = self.failed_in_a_row[layer] = self.failed_in_a_row.get(layer, 0) + 1
-        if in_a_row < GIVEN_UP_AFTER:
-            return 1
-        before = sum(map(len, self.steps))
-        self.steps = deque(deque(piece for piece in step if piece.layer != layer) for step in self.steps)
-        return 1 + before - sum(map(len, self.steps))
+    def failed(self, layer: str) -> None:
+        """Note that a chunk of a layer could not be had."""
+        self.failed_in_a_row[layer] = self.failed_in_a_row.get(layer, 0) + 1
+
+    def has_given_up(self, layer: str) -> bool:
+        """Whether nothing more of a layer is asked for."""
+        return self.failed_in_a_row.get(layer, 0) >= GIVEN_UP_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +227,8 @@ class Prefetcher:
                     plan.came(piece.layer)
                     self._count(plan, brought=1, brought_bytes=own_bytes)
                 else:
-                    self._count(plan, failed=plan.failed(piece.layer))
+                    plan.failed(piece.layer)
+                    self._count(plan, failed=1)
 
     def _choose(self, is_here: Callable[[Piece], bool]) -> tuple[str, _Plan, Piece] | None:
         """Return whose turn it is, and with which chunk; pass over what is here or under way."""
@@ -252,6 +252,9 @@ class Prefetcher:
                 elif is_here(step[0]):
                     step.popleft()
                     self._count(plan, here=1)
+                elif plan.has_given_up(step[0].layer):
+                    step.popleft()
+                    self._count(plan, failed=1)
                 else:
                     return step[0]
             plan.level += 1
