@@ -51,8 +51,8 @@ OpenCache = Callable[..., LayerCache]
 def open_cache(tmp_path: Path) -> Iterator[OpenCache]:
     opened: list[LayerCache] = []
 
-    def open_one(limit_bytes: int = DEFAULT_LIMIT_BYTES) -> LayerCache:
-        opened.append(LayerCache(tmp_path / "cache", limit_bytes=limit_bytes))
+    def open_one(limit_bytes: int = DEFAULT_LIMIT_BYTES, *, as_guest: bool = False) -> LayerCache:
+        opened.append(LayerCache(tmp_path / "cache", limit_bytes=limit_bytes, as_guest=as_guest))
         return opened[-1]
 
     yield open_one
@@ -245,6 +245,36 @@ def test_a_cache_serves_one_process(open_cache: OpenCache) -> None:
     open_cache()
     with pytest.raises(StateLockedError, match="in use"):
         open_cache()
+
+
+def test_a_guest_reads_what_is_recorded_and_writes_nothing_before_its_turn(
+    open_cache: OpenCache, tmp_path: Path
+) -> None:
+    manifest, contents, _ = make_layer(1, 2, 3)
+    other, later = make_layer(4, 5)[0], make_layer(6, 7)[0]
+    first = open_cache()
+    layer = first.hold(manifest)
+    first.store(layer, 0, contents[0])
+    first.flush()
+    first.release(first.hold(other))
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.name != "lock"]
+    before = [path.lstat().st_mtime_ns for path in files]
+    guest = open_cache(0, as_guest=True)
+    seen = guest.hold(manifest)
+    assert seen.read_chunk(0) == contents[0]
+    assert not guest.store(seen, 1, contents[1])
+    assert (guest.remove(other.id), guest.flush()) == (False, 0)
+    with pytest.raises(StateLockedError):
+        guest.hold(later)
+    guest.release(seen)
+    assert guest.hold(manifest) is seen
+    assert [path.lstat().st_mtime_ns for path in files] == before
+    first.store(layer, 2, contents[2])
+    first.close()
+    assert guest.take()
+    assert not guest.take()
+    assert seen.missing(0, manifest.size_bytes) == [1]
+    assert [each.manifest.id for each in guest.layers()] == [manifest.id], "the other one had no room"
 
 
 @pytest.mark.parametrize("content", [b'{"version": 2}', b"{}", b"", b"\xff"])
