@@ -123,7 +123,7 @@ async def _running(
     """Run a node with a sandbox of each image, readers in them, and a peer that has the images of stores."""
     pulls = await _publish(publisher, root, sources, "127.0.0.1:{}/faults/" + uuid.uuid4().hex + ":v1")
     shutil.rmtree(state_dir / "images")
-    await anyio.to_thread.run_sync(peer.start, [pulls[name][0] for name in ("s3", "folder", "both")])
+    await anyio.to_thread.run_sync(peer.start, [pulls[name][0] for name in ("s3", "folder")])
     environment = sources.environment | peer.variables
     for name, ways in pulls.items():
         for url, what in ways:

@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from dsec.cli.leave import leave_host
 from dsec.images.lazy.peers.seeder import SHELF
-from dsec.images.lazy.serving.client import LAZY, LayerDaemon, end_daemon
+from dsec.images.lazy.serving.client import LAZY, LayerDaemon, end_daemon, kill_daemon
 from dsec.images.lazy.serving.daemon_options import DaemonOptions
 from dsec.images.staging import remove_tree
 from dsec.node.lock import node_id
@@ -86,17 +86,14 @@ class PeerNode:
 
     async def _kill(self) -> None:
         """Node and daemon are killed, the tracker with them."""
-        daemon = await anyio.to_thread.run_sync(self._processes)
         await anyio.to_thread.run_sync(self._node.kill)
-        for pid in daemon:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        await anyio.to_thread.run_sync(kill_daemon, self._daemon)
         await anyio.sleep(self._draw.random())
         assert await anyio.to_thread.run_sync(self._node.start)
 
     async def _stop(self) -> None:
         """Whoever gives chunks stands still, in the middle of one perhaps."""
-        stopped = (await anyio.to_thread.run_sync(self._processes))[1:]
+        stopped = await anyio.to_thread.run_sync(self._processes)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -125,7 +122,7 @@ class PeerNode:
             file.write(bytes(each ^ 1 for each in byte))
 
     def _processes(self) -> list[int]:
-        """The daemon's: its keeper, the server, and the process that gives chunks."""
-        status = self._daemon.status()
-        children = Path(f"/proc/{status.pid}/task").glob("*/children")
-        return [status.keeper_pid, status.pid, *(int(pid) for file in children for pid in file.read_text().split())]
+        """The daemon's server, and the process that gives chunks."""
+        server = self._daemon.status().pid
+        children = Path(f"/proc/{server}/task").glob("*/children")
+        return [server, *(int(pid) for file in children for pid in file.read_text().split())]
