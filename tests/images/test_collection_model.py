@@ -84,9 +84,10 @@ def test_without_any_of_the_rules_something_is_lost(weakness: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_collector_that_stood_still_must_not_judge_by_the_time_when_it_goes_on() -> None:
+@pytest.mark.parametrize("model", [Model(judges_by_view=False), Model(reads_again=False)], ids=["by now", "unread"])
+def test_a_collector_that_stood_still_reads_again_and_judges_by_its_view(model: Model) -> None:
     beginning = BEGINNINGS["a collector stands still that will delete it"]
-    assert Model(judges_by_view=False).explore(beginning, 8000).way
+    assert model.explore(beginning, 8000).way
 
 
 def _places() -> list[World]:

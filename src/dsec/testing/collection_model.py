@@ -124,10 +124,12 @@ class Model:
         rules: a module like `dsec.images.lazy.collection.rules`.
         judges_by_view: whether a collector asks, when it reads a tombstone again, whether it was due at its view; or,
             which is wrong, whether it is now.
+        reads_again: whether it reads the tombstone again at all.
     """
 
     rules: ModuleType = real_rules
     judges_by_view: bool = True
+    reads_again: bool = True
     _plans: dict[tuple[Mark | None, bool, bool], str] = field(default_factory=dict)
     _answers: dict[tuple[str, Mark | None], bool] = field(default_factory=dict)
 
@@ -208,6 +210,8 @@ class Model:
                 yield f"{who} says deleted", _with(_marked(world, (_DELETED, 0)), who, done)
 
     def _may_act(self, mine: Collector, world: World) -> bool:
+        if not self.reads_again:
+            return True
         if mine.at == "Forget":
             return self._ask("may_forget", world.mark)
         # One that is not the same was written after the view, and was due at no time before.
