@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -326,3 +327,26 @@ def test_who_has_each_chunk_first_does_not_send_to_all(make_swarm: MakeSwarm, se
             sent[swarm.ask(name, number).peers[0].node] += 1
             swarm.gain(name, number)
     assert sent["n0"] <= 2 * sum(sent.values()) / len(names)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_says_that_it_is_fast_is_not_followed_by_everybody_in_step(make_swarm: MakeSwarm, seed: int) -> None:
+    """All want the same chunks in the same order; each chunk comes through a chain, whoever is ahead."""
+    swarm = make_swarm(seed=seed)
+    names = [f"n{number}" for number in range(8)]
+    swarm.join(*names[1:], bandwidth=GIGABIT // 10)
+    swarm.join(names[0], bandwidth=1 << 40)
+    chance = random.Random(seed)
+    sent: Counter[str] = Counter()
+    for number in range(60):
+        chance.shuffle(names)
+        for name in names:
+            answer = swarm.ask(name, number)
+            sent.update(peer.node for peer in answer.peers[:1])
+        for name in names:
+            swarm.gain(name, number)
+        swarm.pass_time(0.5)
+    mean = sum(sent.values()) / len(names)
+    assert sent["n0"] <= 1.6 * mean
+    assert max(sent.values()) <= 1.6 * mean
+    assert min(sent.values()) >= 0.5 * mean

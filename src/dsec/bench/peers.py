@@ -9,6 +9,7 @@ more than twice the mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from dsec.bench.peers_live import CENTRAL as LIVE_CENTRAL
 from dsec.bench.peers_live import NODES, OWN_ORDER, SAME_AGAIN, SAME_ORDER, LiveRun, as_row, measure_live, of_way
 from dsec.bench.peers_simulated import CASES, TROUBLES, SimulatedRun, simulate
 from dsec.bench.report import Report, make_report
+from dsec.bench.tracker_cost import TrackerCost, measure_tracker
 
 CENTRAL = "central: every node takes all from the store"
 GOAL_TIMES_FASTER = 3.0
@@ -30,13 +32,15 @@ async def bench_peers(context: PureContext) -> Report:
     runs = await simulate(context)
     context.note("simulated; the policies are the live ones, and time is the simulator's")
     central, peers = (_of_case(runs, case) for case in CASES)
+    cost = await measure_tracker()
+    context.note("what a tracker's messages cost it was measured over HTTP on this host, as busy as it is")
     return make_report(
         "peers",
         "s",
         "lower",
         ours=distribution([run.complete_s for run in peers]),
         references={CENTRAL: distribution([run.complete_s for run in central])},
-        series=[*simulated_rows(runs), *live_rows(await measure_live(context))],
+        series=[*simulated_rows(runs), tracker_row(cost), *live_rows(await measure_live(context))],
         host=context.host,
     )
 
@@ -55,6 +59,11 @@ def simulated_rows(runs: Sequence[SimulatedRun]) -> list[dict[str, Any]]:
     )
     compared["slowest_with_troubles_s"] = max(run.complete_s for run in runs if run.case in TROUBLES)
     return [compared, *({"what": "simulated, one run", **msgspec.to_builtins(run)} for run in runs)]
+
+
+def tracker_row(cost: TrackerCost) -> dict[str, Any]:
+    """Return what a tracker's messages cost it here."""
+    return {"what": "a tracker's processor time", **{name: round(value, 1) for name, value in asdict(cost).items()}}
 
 
 def live_rows(runs: Sequence[LiveRun]) -> list[dict[str, Any]]:
