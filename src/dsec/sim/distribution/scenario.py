@@ -57,8 +57,8 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
         origin_latency_s: until it begins to.
         round_trip_s: between two nodes, and to the tracker.
         tracker_request_s, tracker_chunk_s: processor time of the tracker for each message, and for each chunk that is
-            asked for; it has one processor. Measured over HTTP on one core of a machine like those of
-            docs/benchmarks.md.
+            asked for; it has one processor. Over HTTP, for a quiet core of a machine like those of docs/benchmarks.md,
+            reckoned from what a busy one takes (`dsec.bench.tracker_cost`) and took before.
         tracker_ahead_s: for each chunk that is asked for ahead, or announced.
         tracker_timeout_s, tracker_pause_s: after this without an answer it counts as silent, and is asked again after
             that.
