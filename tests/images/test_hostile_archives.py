@@ -218,7 +218,9 @@ def test_of_entries_with_one_path_the_last_counts(store: LocalImageStore, tmp_pa
 
 
 @pytest.mark.slow
-def test_more_entries_of_one_directory_than_sixteen_bits_count_are_all_there(store: LocalImageStore, tmp_path: Path) -> None:
+def test_more_entries_of_one_directory_than_sixteen_bits_count_are_all_there(
+    store: LocalImageStore, tmp_path: Path
+) -> None:
     count = 66_000
     # Few inodes, since making each takes longer than all else; one has 65,000 names at most on ext4.
     links = (link(f"d/{number:06}", f"d/{number % 2}", tarfile.LNKTYPE) for number in range(count - 2))
