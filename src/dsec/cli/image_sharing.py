@@ -5,7 +5,6 @@ The commands work on the stores themselves, which is safe beside running nodes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -112,12 +111,13 @@ def pull(options: Options, reference: str, name: str | None, eager: bool, url: s
 
 
 def _show_pulled(made: ImageInfo, as_json: bool) -> None:
+    from dsec.linux.userns import is_host_root
     from dsec.model.image import LayerFormat
 
     show_made(made, as_json)
     if as_json:
         return
-    if os.geteuid() != 0 and any(layer.format is LayerFormat.LAZY for layer in made.layers):
+    if not is_host_root() and any(layer.format is LayerFormat.LAZY for layer in made.layers):
         note("without root, sandboxes need all of it here: the same command with --eager fetches it")
     else:
         note(f"make a sandbox of it: dsec sandbox create {made.name}")
