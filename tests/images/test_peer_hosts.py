@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -170,6 +171,36 @@ def test_a_peer_that_dies_in_the_middle_is_replaced_by_the_origin(world: World) 
         wait(lambda: bool((report := giver.daemon.status().peers) and report.sending))
         os.kill(seeder_of(giver), signal.SIGKILL)
         giver.kill()
+
+
+def test_a_chunk_goes_on_to_the_next_while_it_comes_and_whoever_passed_it_on_may_die(world: World) -> None:
+    first, second = world.start(0), world.start(1)
+    mounts = [host.daemon.mount(world.layer) for host in (first, second)]  # Metadata is here before the link is slow.
+    origin = world.hosts.origin
+    origin.shape(_SLOW_BITS)
+    try:
+        received_before = first.host.received_bytes()
+        leading = threading.Thread(target=_read_in_vain, args=(mounts[0] / "large-0",))
+        leading.start()
+        wait(lambda: first.host.received_bytes() - received_before > 1 << 18)
+        with _reading(world, second):
+            wait(lambda: bool((report := first.daemon.status().peers) and report.sending))
+            assert first.host.received_bytes() - received_before < 4 << 20, "it sends what it has not got all of"
+            origin.unshape()
+            os.kill(seeder_of(first), signal.SIGKILL)
+            first.kill()
+        leading.join(30)
+        assert not leading.is_alive()
+    finally:
+        origin.unshape()
+    report = second.daemon.status().peers
+    assert report is not None
+    assert report.failures.keys() <= {"broken", "stalled", "unreachable"}
+
+
+def _read_in_vain(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.read_bytes()
 
 
 def test_a_link_that_is_cut_in_the_middle_is_bridged(world: World) -> None:
