@@ -179,14 +179,17 @@ def _serve(
 
 
 def _answer_until_nobody_needs_us(listener: socket.socket, door: _Door, mounts: LazyMounts) -> None:
+    answering: list[threading.Thread] = []
     while True:
+        answering = [thread for thread in answering if thread.is_alive()]
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            if mounts.mounted():
+            if mounts.mounted() or answering:
                 continue
             raise SystemExit from None  # Whoever needs us starts another.
-        threading.Thread(target=door.answer, args=(connection,), daemon=True).start()
+        answering.append(threading.Thread(target=door.answer, args=(connection,), daemon=True))
+        answering[-1].start()
 
 
 def _origins_of_mounted(server: LayerServer, mounts: LazyMounts, store_url: str) -> dict[str, tuple[str, ...]]:
