@@ -314,16 +314,20 @@ def test_failed_import_leaves_none_of_its_layers(store: LocalImageStore, tmp_pat
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("content_bytes", [600_000, 5_000_000])
-def test_full_disk_is_said_and_nothing_is_left(tmp_path: Path, content_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("x" * 600_000, "no space left"), ("x" * 5_000_000, "no space left"), ("\0" * 5_000_000, "a layer of 4.8 MiB")],
+    ids=["nearly", "much", "all of it holes"],
+)
+def test_full_disk_is_said_and_nothing_is_left(tmp_path: Path, content: str, said: str) -> None:
     small = tmp_path / "small"
     small.mkdir()
     path = tmp_path / "x.tar"
-    path.write_bytes(tar_of(a="x" * content_bytes))
+    path.write_bytes(tar_of(a=content))
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
     try:
         store = LocalImageStore(small / "images")
-        with pytest.raises(HostDiskFullError, match="no space left"):
+        with pytest.raises(HostDiskFullError, match=said):
             run_import(store, path)
         assert list((store.root / "layers").iterdir()) == []
         assert list((store.root / "staging").iterdir()) == []

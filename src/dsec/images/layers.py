@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import InvalidRequestError, StateCorruptedError
+from dsec.base.errors import HostDiskFullError, InvalidRequestError, StateCorruptedError
+from dsec.base.units import format_size
 from dsec.images import erofs
 from dsec.images.command import run
 from dsec.images.durable import sync_path, write_atomically
@@ -74,13 +75,35 @@ def hex_of(digest: str) -> str:
 
 
 def write_erofs(tree: Path, work: WorkDirectory) -> tuple[Path, LayerRecord]:
-    """Store `tree` as an EROFS file in a new directory below `work`."""
+    """Store `tree` as an EROFS file in a new directory below `work`.
+
+    Raises:
+        HostDiskFullError: it will not fit: what is holes in the tree is zeros in the file, of which some kilobytes of
+            an archive may make all that the disk has.
+    """
+    _check_room(tree)
     target = work.path / "layer"
     target.mkdir(mode=0o700)
     file = target / EROFS_FILE
     erofs.make(tree, file, lock_fd=work.lock_fd)
     sync_path(file)
     return target, _read_and_finish(target, file, work)
+
+
+def _check_room(tree: Path) -> None:
+    fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        statuses = (node.status for node in walk(fd))
+        # Those of one name: of others it is not worth remembering which were counted.
+        least_bytes = sum(each.st_size for each in statuses if stat.S_ISREG(each.st_mode) and each.st_nlink == 1)
+    finally:
+        os.close(fd)
+    disk = os.statvfs(tree)
+    if least_bytes > disk.f_bavail * disk.f_frsize:
+        raise HostDiskFullError(
+            f"no space left for a layer of {format_size(least_bytes)}",
+            resolution="free space on the disk of the state directory, or remove images (dsec image rm)",
+        )
 
 
 def write_directory(tree: Path, work: WorkDirectory, *, take: bool) -> tuple[Path, LayerRecord]:
