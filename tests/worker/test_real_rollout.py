@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsec.base.clock import SystemClock
+from dsec.cli.leave import leave_host
 from dsec.images.store import LocalImageStore
 from dsec.linux import mounts
 from dsec.model.image import ImageConfig
@@ -68,7 +69,7 @@ def _copy_program(name: str, root: Path) -> None:
 
 
 def _unmount_below(folder: Path) -> None:
-    """A node leaves its volume and layers mounted for the next one; here there is none."""
+    """The image store leaves its layers mounted for the next one; here there is none."""
     targets = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for target in reversed([target for target in targets if target.startswith(f"{folder}/")]):
         mounts.unmount(Path(target), detach=True)
@@ -88,6 +89,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     store.add_image("tiny", [store.add_layer(root)], ImageConfig(env={"PATH": "/bin:/usr/bin"}), source="a test")
     store.close()
     yield state
+    leave_host(state)
     _unmount_below(tmp_path)
 
 
