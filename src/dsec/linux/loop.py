@@ -82,13 +82,25 @@ def is_released(device: str, *, within_s: float) -> bool:
 
 
 def find(path: str | os.PathLike[str]) -> str | None:
-    """Return the loop device that `path` is attached to."""
+    """Return the loop device through which `path` can be written.
+
+    Devices that only read are not opened: what is behind one may be served by a process that hangs, and whoever opens
+    it waits for that one (`lo_open` behind the mutex that the last one to close it holds).
+    """
     status = os.stat(path)
     for entry in glob.glob("/sys/block/loop*/loop/backing_file"):
-        device = "/dev/" + entry.split("/")[3]
-        if backing_file(device) == (status.st_dev, status.st_ino):
+        name = entry.split("/")[3]
+        device = f"/dev/{name}"
+        if not _is_read_only(name) and backing_file(device) == (status.st_dev, status.st_ino):
             return device
     return None
+
+
+def _is_read_only(name: str) -> bool:
+    try:
+        return Path(f"/sys/block/{name}/ro").read_text().strip() == "1"
+    except FileNotFoundError:
+        return True  # It went meanwhile.
 
 
 @contextmanager
