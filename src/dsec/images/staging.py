@@ -61,7 +61,10 @@ class Staging:
     def sweep(self) -> None:
         """Remove the directories of dead workers. The caller holds the writer lock."""
         for lock_file in self._root.glob("*.lock"):
-            fd = try_lock(lock_file)
+            try:
+                fd = try_lock(lock_file)
+            except FileNotFoundError:
+                continue  # Who is done takes it away without the writer lock.
             if fd is not None:
                 _discard(lock_file.with_suffix(""))
                 os.close(fd)
