@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator
 
 import anyio
@@ -16,6 +15,7 @@ from dsec.stores.chunks import open_chunks
 from dsec.stores.opening import open_store
 from dsec.testing.memory_node import MemoryHost
 from dsec.testing.s3_server import S3Server
+from dsec.testing.server_process import standing_still
 from dsec.testing.state_suite import StateSuite
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -56,13 +56,9 @@ async def test_a_server_that_stands_still_costs_a_snapshot_and_nothing_else(
         box = (await node.create(SandboxSpec())).sandbox_id
         await node.state.snapshot(box)
         await node.write_file(box, "/tmp/x", b"new")
-        s3_server.process.send_signal(signal.SIGSTOP)
-        try:
-            # Patience is the store's; who asks has less of it.
-            with pytest.raises(TimeoutError), anyio.fail_after(0.5):
-                await node.state.snapshot(box)
-        finally:
-            s3_server.process.send_signal(signal.SIGCONT)
+        # Patience is the store's; who asks has less of it.
+        with standing_still(s3_server.process.pid), pytest.raises(TimeoutError), anyio.fail_after(0.5):
+            await node.state.snapshot(box)
         assert len(await node.state.list_checkpoints(box)) == 1
         await node.state.snapshot(box)
         assert len(await node.state.list_snapshots()) == 2

@@ -28,6 +28,7 @@ from dsec.stores.opening import open_store
 from dsec.testing.faulty_store import FaultyObjectStore
 from dsec.testing.objects_suite import ObjectStoreSuite
 from dsec.testing.s3_server import S3Server
+from dsec.testing.server_process import standing_still
 
 
 class TestMemory(ObjectStoreSuite):
@@ -71,12 +72,8 @@ class TestS3(ObjectStoreSuite):
         self, s3_server: S3Server, s3_url: str
     ) -> None:
         store = open_store(s3_url, environment=s3_server.environment)
-        s3_server.process.send_signal(signal.SIGSTOP)
-        try:
-            with pytest.raises(StoreUnavailableError, match=r"within 0\.5 s"):
-                await store.put("a/object", b"x", timeout_s=0.5)
-        finally:
-            s3_server.process.send_signal(signal.SIGCONT)
+        with standing_still(s3_server.process.pid), pytest.raises(StoreUnavailableError, match=r"within 0\.5 s"):
+            await store.put("a/object", b"x", timeout_s=0.5)
 
     @pytest.mark.anyio
     async def test_what_comes_is_given_away_while_it_comes(self, store: ObjectStore) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -55,6 +56,30 @@ def running_server(
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def standing_still(pid: int) -> Iterator[None]:
+    """Stop a process for the block. None of its threads runs any more when it begins: a signal is only sent by kill(2),
+    and a thread on another processor may answer meanwhile.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        deadline_s = time.monotonic() + _START_S
+        while not all(_is_stopped(stat) for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"process {pid} does not stop")
+            time.sleep(_PAUSE_S)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # A thread that has ended.
 
 
 def free_ports(count: int) -> list[int]:
