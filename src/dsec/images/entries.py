@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,18 @@ class EntryKind(enum.Enum):
     BLOCK_DEVICE = "block device"
     FIFO = "FIFO"
     SOCKET = "socket"
+
+
+KINDS = {
+    stat.S_IFREG: EntryKind.FILE,
+    stat.S_IFDIR: EntryKind.DIRECTORY,
+    stat.S_IFLNK: EntryKind.SYMBOLIC_LINK,
+    stat.S_IFCHR: EntryKind.CHARACTER_DEVICE,
+    stat.S_IFBLK: EntryKind.BLOCK_DEVICE,
+    stat.S_IFIFO: EntryKind.FIFO,
+    stat.S_IFSOCK: EntryKind.SOCKET,
+}
+"""What an inode is, by the type in its mode (inode(7))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,26 +10,17 @@ from functools import partial
 from pathlib import Path
 
 from dsec.base.units import MIB
-from dsec.images.entries import Entry, EntryKind
+from dsec.images.entries import KINDS, Entry, EntryKind
 from dsec.images.listing import Node, read_xattrs, walk
 from dsec.images.packing import Found
 
-_KINDS = {
-    stat.S_IFREG: EntryKind.FILE,
-    stat.S_IFDIR: EntryKind.DIRECTORY,
-    stat.S_IFLNK: EntryKind.SYMBOLIC_LINK,
-    stat.S_IFCHR: EntryKind.CHARACTER_DEVICE,
-    stat.S_IFBLK: EntryKind.BLOCK_DEVICE,
-    stat.S_IFIFO: EntryKind.FIFO,
-    stat.S_IFSOCK: EntryKind.SOCKET,
-}
 _OPAQUE = (b"trusted.overlay.opaque", b"user.overlay.opaque")
 
 
 def entry_of(node: Node) -> Entry:
     """Return the entry that a node is, as if it were the only name of its inode."""
     status = node.status
-    kind = _KINDS[stat.S_IFMT(status.st_mode)]
+    kind = KINDS[stat.S_IFMT(status.st_mode)]
     return Entry(
         path=node.path,
         kind=kind,

@@ -18,20 +18,11 @@ from pathlib import Path
 
 from dsec.base.errors import InvalidRequestError
 from dsec.base.units import MIB
-from dsec.images.entries import Entry, EntryKind
+from dsec.images.entries import KINDS, Entry, EntryKind
 from dsec.images.lazy.erofs.metadata import MAXIMUM_INODES, SUPERBLOCK_START, Extent, Inode, Walk
 from dsec.images.listing import MAX_DEPTH
 from dsec.images.tree_writer import TreeWriter
 
-_KINDS = {
-    stat.S_IFREG: EntryKind.FILE,
-    stat.S_IFDIR: EntryKind.DIRECTORY,
-    stat.S_IFLNK: EntryKind.SYMBOLIC_LINK,
-    stat.S_IFCHR: EntryKind.CHARACTER_DEVICE,
-    stat.S_IFBLK: EntryKind.BLOCK_DEVICE,
-    stat.S_IFIFO: EntryKind.FIFO,
-    stat.S_IFSOCK: EntryKind.SOCKET,
-}
 _BUILD_TIME_AT = SUPERBLOCK_START + 24
 _COMPACT_OWNER, _EXTENDED_OWNER = struct.Struct("<24xHH"), struct.Struct("<24xIIQ")
 _COMPACT_BYTES, _EXTENDED_BYTES = 32, 64
@@ -108,7 +99,7 @@ class _Tree(Walk):
         return self._visit(number)
 
     def _entry(self, inode: Inode, path: bytes) -> Entry:
-        kind = _KINDS.get(stat.S_IFMT(inode.mode))
+        kind = KINDS.get(stat.S_IFMT(inode.mode))
         if kind is None:
             raise _damaged(f"the inode at {inode.start} is of no kind")
         is_extended = self._bytes[inode.start] & 1
