@@ -19,7 +19,7 @@ def test_a_sweep_passes_over_what_its_worker_takes_away_meanwhile(
     for each in dead:
         each.mkdir()
         each.with_suffix(".lock").touch()
-    tried = []
+    tried: list[Path] = []
 
     def locked_late(path: Path) -> int | None:
         if not tried:
