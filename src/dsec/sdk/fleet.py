@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 from dsec.api import wire
 from dsec.base.errors import CapabilityMissingError
 from dsec.model.fleet import DrainEvent, DrainRequest, FleetInfo
-from dsec.model.process import ErrorEvent
+from dsec.sdk.events import events_of
 from dsec.sdk.http import HttpService, encode_body
-from dsec.sdk.streaming import StreamReply
 from dsec.service.fleet import FleetService, HasFleet
 from dsec.service.port import SandboxService
 
@@ -28,19 +27,10 @@ class HttpFleet:
     @asynccontextmanager
     async def drain(self, request: DrainRequest = DrainRequest()) -> AsyncIterator[AsyncIterator[DrainEvent]]:
         async with self._service._stream("drain", (), encode_body(request)) as reply:
-            yield _events(reply)
+            yield events_of(reply, wire.DrainStreamEvent)
 
     async def undo_drain(self) -> None:
         await self._service._call("undo_drain")
-
-
-async def _events(reply: StreamReply) -> AsyncIterator[DrainEvent]:
-    decoder = wire.EventDecoder(wire.DrainStreamEvent)
-    async for chunk in reply.pieces():
-        for event in decoder.feed(chunk):
-            if isinstance(event, ErrorEvent):
-                raise wire.raise_error(event)
-            yield event
 
 
 def fleet_of(service: SandboxService) -> FleetService:

@@ -34,7 +34,6 @@ from dsec.model.node import NodeInfo
 from dsec.model.process import (
     CommandRequest,
     CommandResult,
-    ErrorEvent,
     ProcessInfo,
     SessionCommand,
     SessionInfo,
@@ -42,6 +41,7 @@ from dsec.model.process import (
 )
 from dsec.model.sandbox import Lifetime, SandboxFilter, SandboxInfo, SandboxSpec, SandboxStats
 from dsec.model.state import ForkRequest, RestoreRequest
+from dsec.sdk.events import events_of
 from dsec.sdk.keepalive import Endpoint, Reply
 from dsec.sdk.links import Link, Links, Trail
 from dsec.sdk.sockets import CommandSocket, open_command
@@ -331,7 +331,7 @@ class HttpService:
     ) -> AsyncIterator[AsyncIterator[FileChange]]:
         query = [*_path(path, user), ("recursive", _flag(recursive))]
         async with self._stream("watch_files", query, None, sandbox_id=sandbox_id) as reply:
-            events = _events(reply)
+            events = events_of(reply, wire.WatchEvent)
             await anext(events)  # The server's word that the watch stands.
             yield _changes(events)
 
@@ -431,15 +431,6 @@ def error_of(reply: Reply) -> DsecError:
         detail = reply.body[:200].decode("utf-8", "replace")
         return NodeUnavailableError(f"the server answered with HTTP status {reply.status}", detail=detail)
     return wire.raise_error(body)
-
-
-async def _events(reply: StreamReply) -> AsyncIterator[Any]:
-    decoder = wire.EventDecoder(wire.WatchEvent)
-    async for chunk in reply.pieces():
-        for event in decoder.feed(chunk):
-            if isinstance(event, ErrorEvent):
-                raise wire.raise_error(event)
-            yield event
 
 
 async def _changes(events: AsyncIterator[Any]) -> AsyncIterator[FileChange]:

@@ -10,9 +10,8 @@ from dsec.base.errors import CapabilityMissingError
 from dsec.model.image_layers import Composition
 from dsec.model.image_use import ImageUse
 from dsec.model.image_work import ImageEvent, ImagePublish, ImagePull, ImagePush, ImageRequest, ImageVerify
-from dsec.model.process import ErrorEvent
+from dsec.sdk.events import events_of
 from dsec.sdk.http import HttpService, encode_body
-from dsec.sdk.streaming import StreamReply
 from dsec.service.images import HasImages, ImageService
 from dsec.service.port import SandboxService
 
@@ -46,7 +45,7 @@ class HttpImages:
     @asynccontextmanager
     async def _asked(self, name: str, request: ImageRequest) -> AsyncIterator[AsyncIterator[ImageEvent]]:
         async with self._service._stream(name, (), encode_body(request)) as reply:
-            yield _events(reply)
+            yield events_of(reply, wire.ImageStreamEvent)
 
     async def layers(self, image: str, workspace: str = "", toolkits: Sequence[str] = ()) -> Composition:
         query = [("image", image), ("workspace", workspace), ("toolkits", ",".join(toolkits))]
@@ -56,15 +55,6 @@ class HttpImages:
     async def statistics(self, image: str = "") -> Sequence[ImageUse]:
         found: list[ImageUse] = await self._service._call("image_statistics", query=[("image", image)])
         return found
-
-
-async def _events(reply: StreamReply) -> AsyncIterator[ImageEvent]:
-    decoder = wire.EventDecoder(wire.ImageStreamEvent)
-    async for chunk in reply.pieces():
-        for event in decoder.feed(chunk):
-            if isinstance(event, ErrorEvent):
-                raise wire.raise_error(event)
-            yield event
 
 
 def images_of(service: SandboxService) -> ImageService:

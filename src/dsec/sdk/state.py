@@ -9,7 +9,6 @@ import msgspec
 
 from dsec.api import wire
 from dsec.base.errors import CapabilityMissingError
-from dsec.model.process import ErrorEvent
 from dsec.model.sandbox import SandboxInfo
 from dsec.model.state import (
     CheckpointInfo,
@@ -27,8 +26,8 @@ from dsec.model.state import (
     SnapshotInfo,
     SnapshotRequest,
 )
+from dsec.sdk.events import events_of
 from dsec.sdk.http import HttpService
-from dsec.sdk.streaming import StreamReply
 from dsec.service.port import SandboxService
 from dsec.service.state import HasState, StateService
 
@@ -105,16 +104,7 @@ class HttpState:
         pausing = action is JobAction.PAUSE
         query = [("keep_memory", "true")] if pausing and keep_memory else []
         async with self._service._stream("pause_job" if pausing else "resume_job", query, None, job=job) as reply:
-            yield _job_events(reply)
-
-
-async def _job_events(reply: StreamReply) -> AsyncIterator[JobEvent]:
-    decoder = wire.EventDecoder(wire.JobStreamEvent)
-    async for chunk in reply.pieces():
-        for event in decoder.feed(chunk):
-            if isinstance(event, ErrorEvent):
-                raise wire.raise_error(event)
-            yield event
+            yield events_of(reply, wire.JobStreamEvent)
 
 
 def state_of(service: SandboxService) -> StateService:
