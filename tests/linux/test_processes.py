@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 
-from dsec.linux.processes import exit_status, has_ended, is_dying
+import pytest
 
+from dsec.linux.processes import describe, exit_status, has_ended, is_dying
+
+PATIENCE_S = 60.0
 _LEADER_ENDS = """
 import ctypes, threading, sys
 threading.Thread(target=sys.stdin.read).start()
@@ -45,3 +50,16 @@ def test_a_process_of_which_a_thread_goes_on_has_not_ended() -> None:
             pass
         assert not has_ended(process.pid)
         process.stdin.close()
+
+
+@pytest.mark.root
+def test_a_process_is_described_by_what_it_is_and_where_it_waits() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        expected = re.compile(rf"{process.pid} 'sleep' in state S, in \w*nanosleep( < \w+)+")
+        ends_at = time.monotonic() + PATIENCE_S
+        while not expected.fullmatch(said := describe(process.pid)):
+            assert time.monotonic() < ends_at, said
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert describe(process.pid) == f"{process.pid} 'sleep' in state Z"
+    assert describe(process.pid) == f"{process.pid} has ended"

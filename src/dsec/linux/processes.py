@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+_FRAMES = 8
+"""Functions of the kernel that are told of a process that waits."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
@@ -100,10 +103,31 @@ def has_ended(pid: int) -> bool:
 
 
 def _state(task: Path) -> str:
+    return (_read(task / "stat").rpartition(")")[2].split() or "X")[0]
+
+
+def _read(path: Path) -> str:
     try:
-        return (task / "stat").read_text(encoding="utf8", errors="replace").rpartition(")")[2].split()[0]
+        return path.read_text(encoding="utf8", errors="replace")
     except OSError:
-        return "X"
+        return ""
+
+
+def describe(pid: int) -> str:
+    """Say what a process is and, to root, where in the kernel it waits (innermost function first), for whoever has to
+    find out why it does not end. Of its threads, one that no signal ends now is told about.
+    """
+    try:
+        tasks = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name))
+    except OSError:
+        tasks = []
+    task = min(tasks, key=lambda task: _state(task) != "D", default=None)
+    if task is None or (state := _state(task)) == "X":
+        return f"{pid} has ended"
+    said = f"{pid} {_read(task / 'comm').strip()!r} in state {state}"
+    # A line is "[<0>] function+0x1a/0x2b".
+    frames = [line.partition("] ")[2].partition("+")[0] for line in _read(task / "stack").splitlines()[:_FRAMES]]
+    return f"{said}, in {' < '.join(frames)}" if frames else said
 
 
 def exit_status(pid: int) -> int:

@@ -9,10 +9,14 @@ from typing import Any
 import anyio
 
 from dsec.base.errors import RuntimeFailedError
+from dsec.linux.processes import describe
 from dsec.runtimes.container.groups import Groups
 
 END_LIMIT_S = 30.0
 """A killed process ends as soon as it leaves the kernel; one that does not in this time is stuck in a driver."""
+
+_TOLD = 5
+"""Processes that are told about when they do not end."""
 
 _SWALLOWED_S = 0.05
 """The kernel announces changes of one file at most every 10 ms, by a timer, and drops the timer with the group: when
@@ -68,7 +72,8 @@ async def _wait_for(cgroups: Groups, group: str, child: str | None, condition: C
     except TimeoutError as error:
         raise RuntimeFailedError(
             f"{group}: {what} within {END_LIMIT_S:.0f} s",
-            resolution="look for processes in state D in this group; they wait for a device or file system of the host",
+            detail="; ".join(describe(pid) for pid in cgroups.process_ids(group, _TOLD)),
+            resolution="processes in state D wait for a device or file system of the host: look at that",
         ) from error
 
 
