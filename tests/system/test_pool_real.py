@@ -30,7 +30,8 @@ echo x > /tmp/left; echo x > /left; mkdir -p /var/left; echo x > /dev/shm/left; 
 mkfifo /tmp/fifo; (sleep 31536000 &) ; (sleep 31536001 < /tmp/fifo &); export SECRET=s3
 exit 0
 """
-LOOK = "hostname; ls -A /tmp /dev/shm; ls -d /left /var/left /dev/left 2>/dev/null; ls /proc | grep -c '^[0-9]'; env"
+# The shell counts processes itself: of a pipe nobody knows which of its programs have begun.
+LOOK = "hostname; ls -A /tmp /dev/shm; ls -d /left /var/left /dev/left 2>/dev/null; set -- /proc/[0-9]*; echo $#; env"
 
 
 @pytest.fixture
