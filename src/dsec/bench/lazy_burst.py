@@ -4,7 +4,8 @@ The images are related, as the environments of one project are: the same base, a
 sandboxes are asked for at the same instant, images in turn, so that each image is wanted from the first moment on. Each
 runs one short command, which reads some files of its image, and is removed. Three ways to the same burst take turns:
 nothing is here and what is touched is loaded; nothing is here and each image is pulled whole before its sandboxes are
-made (four images at a time, once the base is here); all images are here, on the disk and not in memory.
+made (four images at a time, once the base is here); all images are here, on the disk and not in memory. One burst
+differs from the next of its way by as much as the first way does from the third, so these have several in each round.
 
 The time is that from the first `create` (or pull) to the end of the last command.
 """
@@ -51,6 +52,8 @@ with open("/{DATA}/large-1", "rb") as file:
     read += len(file.read({_SLICE_BYTES}))
 print(json.dumps(read))
 """
+_ROUND = (_LAZY, _LAZY, _LAZY, _EAGER, _CACHED, _CACHED, _CACHED)
+"""In this order, since the last need what the one before them brings."""
 _STEPS = 20
 """The share of sandboxes that was done is told at so many points."""
 _GOAL_OF_CACHED, _GOAL_OF_EAGER = 1.1, 1.6
@@ -236,13 +239,12 @@ async def _measure(context: BenchContext, asked_bits: int, store: ShapedStore, b
     bits = await anyio.to_thread.run_sync(store.measure)
     context.progress.say(f"a link of {asked_bits / 1e9:g} Gbit/s carries {bits / 1e9:.2f}")
     seconds: dict[str, list[float]] = {_LAZY: [], _EAGER: [], _CACHED: []}
-    # In this order, since the last needs what the one before it brings.
     ways: dict[str, Sample] = {_LAZY: burst.lazy, _EAGER: burst.eager, _CACHED: burst.cached}
-    with context.progress.counting("bursts", len(ways) * context.options.samples) as advance:
-        for _ in range(context.options.samples):
-            for way, sample in ways.items():
-                seconds[way].append(await sample())
-                advance()
+    bursts = _ROUND * context.options.samples
+    with context.progress.counting("bursts", len(bursts)) as advance:
+        for way in bursts:
+            seconds[way].append(await ways[way]())
+            advance()
     if burst.late:
         context.note(f"the host did not get to {burst.late} creations within 30 s; they were asked for again")
     size_bytes = burst.images.size_bytes()
