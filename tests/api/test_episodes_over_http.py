@@ -208,7 +208,7 @@ async def test_a_follower_outlives_its_server_and_hears_each_event_once(
         async with serve_episodes(memory, socket_path=path):
             await memory.steer("ep-one", "last")
             memory.tell("ep-one", EpisodeEnded())
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while len(told) < 5:
                     await anyio.lowlevel.checkpoint()
             assert (await episodes.get("ep-one")).state is EpisodeState.ENDED

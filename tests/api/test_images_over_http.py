@@ -66,7 +66,7 @@ async def url(work: MemoryImageWork) -> AsyncIterator[str]:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - it comes about in another thread.
             await anyio.sleep(0.002)
 

@@ -62,7 +62,7 @@ class Node:
 
     async def heard(self) -> tuple[int, Any]:
         data = b""
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while b"\r\n\r\n" not in data:
                 data += await self.stream.receive()
             head, _, body = data.partition(b"\r\n\r\n")

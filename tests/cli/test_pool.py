@@ -13,7 +13,7 @@ from dsec.cli.pool_picture import bars
 from dsec.model.event import EventKind, NodeEvent
 from dsec.testing.command_line import Dsec
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SET = ("pool", "set", "python", "--floor", "2", "--maximum", "5", "--share", "0", "--spreads", "0")
 
 

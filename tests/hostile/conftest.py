@@ -30,7 +30,7 @@ from dsec.testing.node_process import NodeProcess
 BYSTANDER = "sbx-bystander"
 MARK = b"what the bystander wrote"
 LIMITS = Resources(memory_bytes=256 << 20, disk_bytes=64 << 20, pids=100, cpu_millis=1000)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 EVERY = SandboxFilter(states=tuple(SandboxState))
 MakeGuest = Callable[..., AbstractAsyncContextManager[Guest]]
 

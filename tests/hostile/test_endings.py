@@ -21,7 +21,7 @@ from dsec.testing.node_process import NodeProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 DAEMONS = """
 trap '' TERM HUP INT QUIT USR1
 (setsid sh -c 'trap "" TERM HUP; (setsid sleep 54321 &); sleep 54321' &)

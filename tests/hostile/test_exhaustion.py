@@ -29,7 +29,7 @@ from dsec.testing.node_process import NodeProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 MIB = 1 << 20
 
 

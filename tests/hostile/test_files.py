@@ -17,7 +17,7 @@ from dsec.testing.guest import Guest
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
 
 HOME = "/home/user"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 async def read(guest: Guest, path: str) -> bytes:

@@ -57,7 +57,7 @@ async def test_a_read_is_answered_before_the_disk_has_what_was_fetched_and_once_
             assert not layer.has(0)
             assert fetcher.fetched_bytes == 2 * CHUNK_BYTES
             cache.may_write.set()
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 await fetcher.bring(layer, [0, 1])
             assert layer.has(0)
             assert layer.read(CHUNK_BYTES - 1, 2) == b"\1\2"

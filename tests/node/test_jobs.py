@@ -88,7 +88,7 @@ async def test_an_action_goes_on_when_its_listener_leaves() -> None:
         async with node.state.change_job("j", JobAction.PAUSE) as events:
             async for _ in events:
                 break
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while set((await _states(node)).values()) != {SandboxState.PAUSED}:
                 await anyio.lowlevel.checkpoint()
         assert len(mine) == COUNT

@@ -46,7 +46,7 @@ async def node(host: MemoryHost) -> AsyncIterator[Node]:
 
 
 async def until(condition) -> None:  # type: ignore[no-untyped-def]
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.lowlevel.checkpoint()
 

@@ -58,7 +58,7 @@ def held(host: MemoryHost) -> tuple[int, int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.lowlevel.checkpoint()
 
@@ -253,7 +253,7 @@ async def test_who_needs_the_sandbox_does_not_wait_for_its_memory(
         group.start_soon(node.pause, BOX)
         await slow.begun.wait()
         assert (await node.inspect(BOX)).state is PAUSED
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await needs(node)
         assert slow.ended.is_set()
     assert (await node.inspect(BOX)).state is READY
@@ -263,7 +263,7 @@ async def test_a_stop_does_not_wait_for_the_memory(host: MemoryHost, node: Node,
     async with anyio.create_task_group() as group:
         group.start_soon(node.pause, BOX)
         await slow.begun.wait()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await node.remove(BOX)
     await check_no_leak(host, node)
 
@@ -419,7 +419,7 @@ async def test_a_lifetime_that_pauses_keeps_memory_that_has_no_room_and_an_event
     async with host.node() as node:
         await expire(host, node)
         kept: list[NodeEvent] = []
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while not kept:
                 await anyio.lowlevel.checkpoint()
                 kept = [event for event in await node.pools.events() if event.kind is EventKind.MEMORY_KEPT]

@@ -55,7 +55,7 @@ def _node(recorded: Recorded, **settings: object) -> AbstractAsyncContextManager
 
 
 async def _wait_told(recorded: Recorded, *told: str) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while told not in recorded.told:  # noqa: ASYNC110 - a thread of the node's writes it down
             await anyio.sleep(0.002)
 

@@ -28,7 +28,7 @@ def sh(script: str) -> CommandRequest:
 async def wait_for_output(node: Node, process_id: str, wanted: bytes) -> None:
     """Until the process said `wanted`; says nothing is lost when it returns."""
     heard = b""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with node.attach(BOX, process_id) as stream:
             async for event in stream:
                 if isinstance(event, OutputEvent):

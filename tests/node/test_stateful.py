@@ -88,7 +88,7 @@ class Machine(RuleBasedStateMachine):
             outcome: list[object] = []
             done = anyio.Event()
             await self.send.send((operation, outcome, done))
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await done.wait()
             for _ in range(10):
                 await anyio.lowlevel.checkpoint()

@@ -21,7 +21,7 @@ from dsec.runtimes.container.output import (
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Pipe:

@@ -36,7 +36,7 @@ async def serving(fleet: dict[str, Served]) -> list[str]:
 
 
 async def settled(fleet: dict[str, Served]) -> Node:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while (found := await serving(fleet)) not in ([HERE], [THERE]):  # noqa: ASYNC110 - nobody tells.
             await anyio.sleep(0.02)
     return fleet[found[0]].node
@@ -106,7 +106,7 @@ async def test_a_network_that_takes_nothing_ends_in_time_and_the_sandbox_goes_on
             return answer
 
         monkeypatch.setattr(peer, "offer", then_nothing)
-        with pytest.raises(DsecError), anyio.fail_after(20):
+        with pytest.raises(DsecError), anyio.fail_after(60):
             await state_of(fleet[HERE].client).migrate(BOX, MigrationRequest(node=THERE))
         assert (await fleet[HERE].node.inspect(BOX)).state is SandboxState.READY
         assert (await fleet[HERE].node.run(BOX, CommandRequest(argv=("echo", "x")))).stdout == b"x\n"

@@ -121,7 +121,7 @@ def relayed(served: Serving) -> AbstractAsyncContextManager[Relay]:
 
 
 async def wait_failed(side: ScriptedSide) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await side.failed.wait()
 
 

@@ -61,7 +61,7 @@ class Script:
         async with server:
             service = HttpService(Endpoint(url=url))
             try:
-                with anyio.fail_after(20):
+                with anyio.fail_after(60):
                     yield service
             finally:
                 await service.aclose()

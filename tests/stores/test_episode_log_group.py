@@ -49,7 +49,7 @@ class GatedDisk(SimulatedDisk):
 
     def sync(self, handle: int) -> None:
         if self.gated:
-            assert self.gate.acquire(timeout=20)
+            assert self.gate.acquire(timeout=60)
         self.syncs += 1
         super().sync(handle)
 
@@ -108,7 +108,7 @@ async def test_an_asynchronous_loop_goes_on_while_the_disk_works_and_waits_at_it
         log = group.attach(new_log(disk), asynchronous(3))
         disk.gated = True
         for number in (1, 2, 3):
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 await log.commit(committed(number))
         assert (log.unsaved.rounds, log.unsaved.operations) == (3, 3)
         assert group.unsaved.rounds == 3
@@ -247,7 +247,7 @@ async def _fails(log_of: Callable[[GroupCommit], EpisodeLog], disk: SimulatedDis
 
         with pytest.raises(DsecError) as caught:
             await play_on()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             assert (await log.wait_stopped()).brief == caught.value.brief
         with pytest.raises(type(caught.value)):
             await log.commit(committed(9))
@@ -301,7 +301,7 @@ async def test_a_waiting_writer_renews_its_lease_and_hears_that_it_was_succeeded
             open_log(LogPlace(directory=DIRECTORY, disk=disk, clock=clock))
         clock.advance(31.0)
         other, _ = open_log(LogPlace(directory=DIRECTORY, disk=disk, clock=clock))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             assert isinstance(await log.wait_stopped(), WriterFencedError)
         other.close()
 

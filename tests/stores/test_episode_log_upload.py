@@ -93,14 +93,14 @@ async def running(upload: LogUploader) -> AsyncIterator[LogUploader]:
 
 async def copied(log: EpisodeLog, disk: SimulatedDisk, store: ObjectStore) -> None:
     """Copy everything."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with running(uploader(log, disk, store)) as upload:
             await upload.wait_whole()
 
 
 async def settled(condition: Callable[[], bool]) -> None:
     """Wait for something that another task brings about."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - what it waits for has no event.
             await anyio.sleep(0.001)
 
@@ -145,7 +145,7 @@ async def test_round_two_missing_keeps_the_watermark_at_round_one_though_round_t
         assert (content.completeness, content.progress.last_round) == (Completeness.INCOMPLETE, 1)
         assert "event" in content.problem
         store.faults.fails = lambda action, key: False
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await upload.wait_whole()
         assert upload.watermark.round == 3
     assert (await read_stored_log(store, EPISODE)).events == history(3)
@@ -182,7 +182,7 @@ async def test_a_store_that_loses_later_is_found_by_an_audit_and_filled_from_the
     assert (watermark.sequence, watermark.round) == (3, 2)
     write(log, 2)
     upload = uploader(log, disk, store, settings=UploadSettings(backoff_s=(0.0,), interval_s=0.0))
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with running(upload):
             await upload.wait_whole()
     assert (await read_stored_log(store, EPISODE)).events == history(10)
@@ -246,7 +246,7 @@ async def test_a_state_stands_in_for_rounds_that_never_arrived(disk: SimulatedDi
         await settled(lambda: upload.watermark.round == 1)
         log.append(StateSaved(number=4, identity=identity(), workspace="w4"))
         write(log, 2)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await upload.wait_whole()
     assert upload.watermark.round == 6
     content = await read_stored_log(store, EPISODE)
@@ -304,7 +304,7 @@ async def test_a_store_that_does_not_answer_costs_nothing_but_waiting(
         assert not upload.is_whole
         store.faults.fails = lambda action, key: False
         upload.wake()
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await upload.wait_whole()
         assert upload.is_whole
     assert (await read_stored_log(store, EPISODE)).events == history(30)
@@ -363,7 +363,7 @@ async def test_who_waits_for_a_copy_hears_that_nobody_copies_any_more(
         except InvalidStateError as error:
             heard.append(error.brief)
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as waiting, running(upload):
             waiting.start_soon(wait)
             await settled(lambda: len(store.calls) > 5)
@@ -395,7 +395,7 @@ async def test_a_batch_that_was_given_up_and_that_no_state_stands_in_for_is_cut_
         return read(tail, batches, epoch=epoch, episode_id=episode_id)
 
     monkeypatch.setattr(LogTail, "read", read_but_one)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         if is_gone:
             with pytest.raises(StateCorruptedError, match="is gone"):
                 await uploader(log, disk, store).run()
@@ -416,7 +416,7 @@ async def test_what_is_saved_within_an_interval_shares_an_object(disk: Simulated
             write(log, 1)
             upload.wake()
             await anyio.lowlevel.checkpoint()
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await upload.wait_whole()
     puts = [key for action, key in store.calls if action == "put" and "/log/" in key]
     assert len(puts) == 2
@@ -501,7 +501,7 @@ async def test_merging_loses_nothing_whatever_the_store_does(seed: int) -> None:
             store.faults.fails_after = lambda action, key: draw.random() < 0.1
             store.faults.loses = lambda key: draw.random() < 0.2
             store.faults.truncates = lambda key: draw.random() < 0.1
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await one_object_a_round(log, upload, 3)
             if turn == 7:
                 log.append(
@@ -548,7 +548,7 @@ async def test_a_copy_that_was_filled_with_overlaps_is_restored_whole(
     await store.inner.delete([segment_key(EPISODE, 4, 1)])
     await uploader(log, disk, store).audit()
     upload = uploader(log, disk, store, settings=UploadSettings(backoff_s=(0.0,), interval_s=0.0))
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with running(upload):
             await upload.wait_whole()
     elsewhere = SimulatedDisk()
@@ -602,7 +602,7 @@ async def test_whatever_a_store_does_the_watermark_promises_only_what_is_there(s
                 assert content.progress.last_round >= promised.round
                 assert content.events == history(log.progress.last_round)[: len(content.events)]
         store.faults = type(store.faults)()
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await upload.wait_whole()
     assert (await read_stored_log(store, EPISODE)).events == history(log.progress.last_round)
 
@@ -630,7 +630,7 @@ async def test_real_files_on_both_sides(tmp_path: Path) -> None:
     log = create_log(where, identity())
     write(log, 20)
     async with running(LogUploader(log, where, store)) as upload:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await upload.wait_whole()
     log.close()
     elsewhere = LogPlace(directory=tmp_path / "elsewhere" / EPISODE)

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(SECONDS + 
 CLIENTS = 3
 STEPS_A_LIFE = 25
 EVERY = SandboxFilter(states=tuple(SandboxState))
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)

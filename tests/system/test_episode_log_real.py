@@ -153,7 +153,7 @@ def test_a_process_that_was_stopped_beyond_its_lease_is_refused_when_it_goes_on(
 
 
 def _opened_when_the_lease_is_over(place: LogPlace) -> tuple[EpisodeLog, LogContent]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             return open_log(place)

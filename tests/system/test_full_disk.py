@@ -38,7 +38,7 @@ MAKE_ROOM = ("stop", "remove", "remove-checkpoint")
 """Who has no room has to be able to make some."""
 DISK_BYTES = 512 * MIB
 ROOM_BYTES = 64 * MIB
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

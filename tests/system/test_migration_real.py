@@ -34,7 +34,7 @@ from dsec.testing.node_process import NodeProcess
 LIVES = int(os.environ.get("DSEC_CRASH_MOVES", "4"))
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.anyio, pytest.mark.timeout(600)]
 IMAGE = "guest"
-PATIENCE_S = 40.0
+PATIENCE_S = 60.0
 EVERY = SandboxFilter(states=tuple(SandboxState))
 
 

@@ -154,7 +154,7 @@ async def test_a_copy_whose_init_dies_before_the_release_begins_anew_with_its_fi
             instance = copy.running().instance
             assert isinstance(instance, ContainerInstance)
             signal.pidfd_send_signal(instance._pidfd, signal.SIGKILL)
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while copy.generation is not None:  # noqa: ASYNC110 - nobody is told.
                     await anyio.sleep(0.01)
             raise NodeUnavailableError("the release was lost")

@@ -33,7 +33,7 @@ SPEC = SandboxSpec(image="guest", resources=Resources(memory_bytes=128 << 20, di
 POOL = PoolChange(floor=2, maximum=6, spreads=0.0, concurrency_share=0.0, creations_at_once=2, recycles_at_once=2)
 CLIENTS = 3
 EVERY = SandboxFilter(states=tuple(SandboxState))
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LEAST_SERVED = 5
 MOST_KEPT = 2
 """Fewer than the pool's maximum without those that the clients have at once, or all would wait for nobody."""

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.anyio]
 
 SPEC = SandboxSpec(image="guest", resources=Resources(memory_bytes=128 << 20, disk_bytes=64 << 20, pids=64))
 ONE = PoolChange(floor=1, maximum=1, spreads=0.0, concurrency_share=0.0)
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LEAVE_ALL_BEHIND = """
 echo x > /tmp/left; echo x > /left; mkdir -p /var/left; echo x > /dev/shm/left; echo x > /dev/left 2>/dev/null
 mkfifo /tmp/fifo; (sleep 31536000 &) ; (sleep 31536001 < /tmp/fifo &); export SECRET=s3

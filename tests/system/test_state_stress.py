@@ -35,7 +35,7 @@ HOME = "/home/user"
 SPEC = SandboxSpec(
     image="guest", workdir=HOME, resources=Resources(memory_bytes=128 * MIB, disk_bytes=64 * MIB, pids=64)
 )
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 FILES = 10_000
 STORM = (
     f"""for (my $i = 1; $i <= {FILES}; $i++) {{ open(my $f, '>', "s/$i") or die; print $f "$i\\n" x 20; close $f; }}"""

@@ -99,7 +99,7 @@ def kept(mode: EnvironmentMode, **options: object) -> EpisodeEnvironment:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait for something that nobody tells."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not await condition():  # noqa: ASYNC110 - nobody tells.
             await anyio.sleep(0.003)
 

@@ -213,7 +213,7 @@ async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def settled(worker: EpisodeWorker, episode_id: str) -> EpisodeInfo:
     """Wait until an episode neither runs nor is about to."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while True:
             info = await worker.get(episode_id)
             if info.state not in (EpisodeState.QUEUED, EpisodeState.RUNNING):

@@ -176,7 +176,7 @@ async def test_a_disk_that_fails_while_an_announcement_is_on_its_way_ends_the_wa
         with pytest.raises(LogSuspectError):
             await worker.pause(EPISODE)
         disk.faults = DiskFaults()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await worker.pause(EPISODE)
         assert not system.epochs
         store.faults = Faults()

@@ -50,7 +50,7 @@ from dsec.worker.episodes.worker import EpisodeWorker
 from dsec.worker.experience import EXPERIENCE_NAME, read_experience
 
 pytestmark = pytest.mark.anyio
-WITHIN_S = 15.0
+WITHIN_S = 60.0
 GOOD = "cat /tmp/good"
 MEND = shell("echo ok > /tmp/good")
 GARBAGE = Says(text="I would rather talk.")

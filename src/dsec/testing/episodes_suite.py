@@ -46,10 +46,10 @@ from dsec.episode.tools import CommandOutput, Run
 from dsec.model.sandbox import SandboxSpec
 from dsec.service.episodes import EpisodeService
 
-ENDS_S = 20.0
-LONG = "sleep 30"
-WITHIN_S = 10.0
-"""Far more than anything here takes."""
+ENDS_S = 60.0
+LONG = "sleep 300"
+WITHIN_S = 60.0
+"""Far more than anything here takes on a loaded host, and far less than `LONG`."""
 
 
 def script(*commands: str, submits: bool = True) -> ScriptPolicy:

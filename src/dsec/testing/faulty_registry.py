@@ -237,7 +237,7 @@ def _ranged(fault: Fault, wanted: str | None) -> tuple[int, dict[str, str], byte
     return 206, headers, content[start : last + 1]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for something that another thread brings about."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():

@@ -32,7 +32,7 @@ from dsec.linux.pipes import Pipe
 from dsec.model.files import FileChangeKind, FileKind
 from dsec.runtimes.port import FileDigest, FileEvents, Files, Reader, WriteMode, Writer
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 async def read_all(reader: Reader, limit: int = 1 << 20) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-_START_S = 30.0
+_START_S = 60.0
 _PAUSE_S = 0.02
 
 

@@ -362,7 +362,7 @@ class ServiceSuite:
         await self._wait_for_processes(service, box, 1)
 
     async def _wait_for_file(self, service: SandboxService, box: str, path: str) -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while True:
                 try:
                     if (await service.stat_file(box, path)).size_bytes:
@@ -373,7 +373,7 @@ class ServiceSuite:
 
     async def _wait_for_processes(self, service: SandboxService, box: str, number: int) -> None:
         """Wait for the count; the kernel's may lag behind the end of a process by seconds (RCU)."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             # What may be far away has no event to wait on.
             while (await service.statistics(box)).processes not in (None, number):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
@@ -614,7 +614,7 @@ class ServiceSuite:
         await service.make_directory(box, "watched")
         async with service.watch_files(box, "watched") as changes:
             await service.write_file(box, "watched/new", b"x")
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 async for change in changes:
                     if change.path == "new":
                         break

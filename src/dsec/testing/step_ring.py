@@ -28,7 +28,7 @@ from dsec.testing.leaks import Leaks
 from dsec.testing.node_process import NodeProcess
 
 HOME = "/home/user"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 CLEANING_STEPS = 9
 """A node that cleans up dies at one of so many steps."""
 Act = Callable[[SandboxService], Awaitable[object]]

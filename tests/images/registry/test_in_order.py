@@ -160,7 +160,7 @@ def _streams(events: Sequence[LayerEvent]) -> list[LayerEvent]:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - nobody tells of it.
             await anyio.sleep(0.005)
 
@@ -326,7 +326,7 @@ async def test_a_stream_ends_once_nobody_waits_and_the_layer_is_let_go(tmp_path:
         assert not source.is_ended.is_set()
         cache.release(layer)
         source.may_give.release()
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await source.is_ended.wait()
         assert not layer.has(4)
 
