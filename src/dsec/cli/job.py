@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from dsec.base.errors import CapabilityMissingError, NodeUnavailableError, PlatformError, SwapFullError
+from dsec.base.errors import CapabilityMissingError, PlatformError, SwapFullError
 from dsec.base.units import format_size
 from dsec.cli.context import Options, pass_options
 from dsec.cli.output import note, print_json, print_table, printable
 from dsec.cli.parameters import json_option, keep_memory_option
 from dsec.model.state import JobAction, JobInfo, JobProgress, JobReport
+from dsec.sdk._async.reported import report_of
 from dsec.sdk.state import state_of
 from dsec.service.port import SandboxService
 
@@ -76,14 +77,15 @@ def _change(options: Options, name: str, action: JobAction, as_json: bool, *, ke
 async def _follow(service: SandboxService, name: str, action: JobAction, keep_memory: bool) -> JobReport:
     """Show how far it is and return the report."""
     tenths = 0
-    async with state_of(service).change_job(name, action, keep_memory=keep_memory) as events:
-        async for event in events:
-            if isinstance(event, JobReport):
-                return event
-            if _tenths(event) > tenths:  # At most ten lines, however many sandboxes a job has.
-                tenths = _tenths(event)
-                note(f"{event.done} of {event.total}")
-    raise NodeUnavailableError(f"the node told no outcome of the job {name}", resolution="ask again")
+
+    def show(event: JobProgress) -> None:
+        nonlocal tenths
+        if _tenths(event) > tenths:  # At most ten lines, however many sandboxes a job has.
+            tenths = _tenths(event)
+            note(f"{event.done} of {event.total}")
+
+    work = state_of(service).change_job(name, action, keep_memory=keep_memory)
+    return await report_of(f"job {name}", work, JobReport, JobProgress, show)
 
 
 def _tenths(event: JobProgress) -> int:

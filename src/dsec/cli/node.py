@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from dsec.base.errors import InvalidRequestError, NodeUnavailableError, NotFoundError, PlatformError
+from dsec.base.errors import InvalidRequestError, NotFoundError, PlatformError
 from dsec.base.units import format_duration, format_size
 from dsec.cli.context import Options, pass_options
 from dsec.cli.lazy import LazyGroup
@@ -14,6 +14,7 @@ from dsec.cli.output import note, print_fields, print_json, print_table, printab
 from dsec.cli.parameters import json_option
 from dsec.model.fleet import DrainProgress, DrainReport, DrainRequest, FleetInfo, PeerInfo
 from dsec.model.node import NodeInfo
+from dsec.sdk._async.reported import report_of
 from dsec.sdk.fleet import fleet_of
 from dsec.service.port import SandboxService
 
@@ -122,12 +123,8 @@ def drain(options: Options, to: tuple[str, ...], at_once: int, undo: bool, as_js
 
 async def _follow(service: SandboxService, request: DrainRequest) -> DrainReport:
     """Show what moves where and return the report."""
-    async with fleet_of(service).drain(request) as events:
-        async for event in events:
-            if isinstance(event, DrainReport):
-                return event
-            note(_line(event))
-    raise NodeUnavailableError("the node told no outcome of the drain", resolution="ask again")
+    work = fleet_of(service).drain(request)
+    return await report_of("drain", work, DrainReport, DrainProgress, lambda event: note(_line(event)))
 
 
 def _line(event: DrainProgress) -> str:

@@ -8,14 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
-from dsec.base.errors import NodeUnavailableError
 from dsec.model.capability import CapabilityReport
 from dsec.model.fleet import DrainProgress, DrainReport, DrainRequest, FleetInfo
 from dsec.model.image import ImageInfo
 from dsec.model.image_layers import Composition
 from dsec.model.image_use import ImageUse
 from dsec.model.image_work import (
-    ImageEvent,
     ImageProgress,
     ImagePublish,
     ImagePublished,
@@ -30,6 +28,7 @@ from dsec.model.image_work import (
 )
 from dsec.model.sandbox import SandboxFilter, SandboxInfo, SandboxSpec, SandboxState
 from dsec.model.state import JobAction, JobInfo, JobProgress, JobReport, RestoreRequest, SnapshotInfo
+from dsec.sdk._sync.reported import report_of
 from dsec.sdk._sync.sandbox import Sandbox
 from dsec.sdk._sync.service import BlockingService
 from dsec.sdk.blocking_keeping import BlockingKeeper, fleet_of, images_of, state_of
@@ -40,19 +39,8 @@ Drained = Callable[[DrainProgress], None]
 """What is called as a drain gets on."""
 Progressed = Callable[[JobProgress], None]
 """What is called as an action on a job gets on."""
-
-
 ImageProgressed = Callable[[ImageProgress], None]
 """What is called as work on an image gets on."""
-
-
-def _tell(on_progress: ImageProgressed | None, event: ImageEvent) -> None:
-    if on_progress is not None and isinstance(event, ImageProgress):
-        on_progress(event)
-
-
-def _no_outcome(what: str) -> NodeUnavailableError:
-    return NodeUnavailableError(f"the node told no outcome of the {what}", resolution="ask again")
 
 
 class Client:
@@ -125,12 +113,8 @@ class Client:
             NodeUnavailableError: the node ended, or does too much; ask again.
         """
         request = ImagePull(reference=reference, name=name, eager=eager)
-        with images_of(self.service()).pull(request) as events:
-            for event in events:
-                if isinstance(event, ImagePulled):
-                    return event.image
-                _tell(on_progress, event)
-        raise _no_outcome("pull")
+        work = images_of(self.service()).pull(request)
+        return (report_of(f"pull of {reference}", work, ImagePulled, ImageProgress, on_progress)).image
 
     def publish_image(
         self, image: str, *, tag: str = "", by_traces: bool = False, on_progress: ImageProgressed | None = None
@@ -144,12 +128,8 @@ class Client:
             on_progress: called as it gets on.
         """
         request = ImagePublish(image=image, tag=tag, by_traces=by_traces)
-        with images_of(self.service()).publish(request) as events:
-            for event in events:
-                if isinstance(event, ImagePublished):
-                    return event.image
-                _tell(on_progress, event)
-        raise _no_outcome("publication")
+        work = images_of(self.service()).publish(request)
+        return (report_of(f"publication of {image}", work, ImagePublished, ImageProgress, on_progress)).image
 
     def push_image(
         self, image: str, reference: str, *, by_traces: bool = False, on_progress: ImageProgressed | None = None
@@ -163,12 +143,8 @@ class Client:
             on_progress: called as it gets on.
         """
         request = ImagePush(image=image, reference=reference, by_traces=by_traces)
-        with images_of(self.service()).push(request) as events:
-            for event in events:
-                if isinstance(event, ImagePushed):
-                    return event.image
-                _tell(on_progress, event)
-        raise _no_outcome("push")
+        work = images_of(self.service()).push(request)
+        return (report_of(f"push of {image}", work, ImagePushed, ImageProgress, on_progress)).image
 
     def verify_image(
         self, image: str, *, full: bool = False, repair: bool = False, on_progress: ImageProgressed | None = None
@@ -182,12 +158,8 @@ class Client:
             on_progress: called as it gets on.
         """
         request = ImageVerify(image=image, full=full, repair=repair)
-        with images_of(self.service()).verify(request) as events:
-            for event in events:
-                if isinstance(event, ImageVerified):
-                    return event
-                _tell(on_progress, event)
-        raise _no_outcome("verification")
+        work = images_of(self.service()).verify(request)
+        return report_of(f"verification of {image}", work, ImageVerified, ImageProgress, on_progress)
 
     def image_layers(self, image: str, *, workspace: str = "", toolkits: Sequence[str] = ()) -> Composition:
         """Say what an image, or an environment of several, is made of."""
@@ -257,13 +229,8 @@ class Client:
     def _change_job(
         self, job: str, action: JobAction, on_progress: Progressed | None, *, keep_memory: bool = False
     ) -> JobReport:
-        with state_of(self.service()).change_job(job, action, keep_memory=keep_memory) as events:
-            for event in events:
-                if isinstance(event, JobReport):
-                    return event
-                if on_progress is not None:
-                    on_progress(event)
-        raise NodeUnavailableError(f"the node told no outcome of the job {job}", resolution="ask again")
+        work = state_of(self.service()).change_job(job, action, keep_memory=keep_memory)
+        return report_of(f"job {job}", work, JobReport, JobProgress, on_progress)
 
     # -- the node among its peers --------------------------------------------------------------------------------
 
@@ -280,13 +247,8 @@ class Client:
             on_progress: called as sandboxes are done.
         """
         request = DrainRequest(to=to, at_once=at_once)
-        with fleet_of(self.service()).drain(request) as events:
-            for event in events:
-                if isinstance(event, DrainReport):
-                    return event
-                if on_progress is not None:
-                    on_progress(event)
-        raise NodeUnavailableError("the node told no outcome of the drain", resolution="ask again")
+        work = fleet_of(self.service()).drain(request)
+        return report_of("drain", work, DrainReport, DrainProgress, on_progress)
 
     def undo_drain(self) -> None:
         """Have the node take sandboxes again; what moved stays where it is."""
