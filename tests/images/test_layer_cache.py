@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from dsec.base.errors import CapabilityMissingError, StateLockedError
+from dsec.base.errors import CapabilityMissingError, StateLockedError, StoreUnavailableError
 from dsec.images.lazy.caching.cache import DEFAULT_LIMIT_BYTES, LayerCache
 from dsec.images.lazy.caching.cached_layer import METADATA, CachedLayer, recorded_bytes
 from dsec.images.lazy.caching.recent import RecentChunks
@@ -284,6 +285,71 @@ def test_another_versions_cache_is_left_alone(open_cache: OpenCache, tmp_path: P
     with pytest.raises(CapabilityMissingError, match="remove"):
         open_cache()
     assert (tmp_path / "cache/format.json").read_bytes() == content
+
+
+def _exchange(path: Path, kind: str, elsewhere: Path) -> None:
+    """Put something of another kind in the place of a file or directory of the cache, or make it there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(elsewhere)
+    else:
+        path.write_text("a file")
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+@pytest.mark.parametrize("name", ["manifest.json", "data", "present", "origins.json"])
+def test_a_layer_with_something_else_than_files_is_begun_anew_and_links_are_not_followed(
+    open_cache: OpenCache, tmp_path: Path, name: str, kind: str
+) -> None:
+    """It harms no other layer either, which the same process serves."""
+    (manifest, contents, _), (other, _, _) = make_layer(1, 2), make_layer(3, 4)
+    cache = open_cache()
+    layer = cache.hold(other)
+    cache.store(cache.hold(manifest), 0, contents[0])
+    cache.close()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("not the cache's")
+    _exchange(layer.directory / name, kind, elsewhere)
+    assert recorded_bytes(layer.directory, other.size_bytes) == 0
+    cache = open_cache()
+    assert cache.hold(other).positions() == []
+    assert cache.hold(manifest).positions() == [0]
+    assert elsewhere.read_text() == "not the cache's"
+
+
+@pytest.mark.parametrize("kind", ["file", "fifo", "link"])
+def test_what_has_a_layers_place_and_is_no_directory_makes_way_and_what_is_not_the_caches_stays(
+    open_cache: OpenCache, tmp_path: Path, kind: str
+) -> None:
+    manifest, contents, _ = make_layer(1, 2)
+    open_cache().close()
+    (tmp_path / "elsewhere/precious").mkdir(parents=True)
+    (tmp_path / "cache/lost+found/precious").mkdir(parents=True)
+    _exchange(tmp_path / "cache" / manifest.id, kind, tmp_path / "elsewhere")
+    cache = open_cache()
+    assert cache.store(cache.hold(manifest), 0, contents[0])
+    cache.close()
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(
+        [manifest.id, "format.json", "lock", "lost+found"]
+    )
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["precious"]
+    assert (tmp_path / "cache/lost+found/precious").is_dir()
+
+
+@pytest.mark.parametrize("place", ["", "lock", "format.json"])
+def test_a_cache_that_cannot_be_used_says_which_and_what_to_do(
+    open_cache: OpenCache, tmp_path: Path, place: str
+) -> None:
+    open_cache().close()
+    _exchange(tmp_path / "cache" / place, "directory" if place else "file", tmp_path)
+    with pytest.raises(StoreUnavailableError, match=f"{tmp_path}/cache cannot be used.*\n.*\n.*remove it"):
+        open_cache()
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "data", "present"])

@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,9 +88,15 @@ def _discard(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory with all below it, unmounting first what is mounted there."""
+    """Remove a directory with all below it, unmounting first what is mounted there; or what is there in its place, such
+    as a link, whose target stays. What cannot be removed stays without a word.
+    """
     for entry in list(mounts.mounts_under(path)):
         mounts.unmount(entry.target, detach=True)
+    if path.is_symlink() or not path.is_dir():
+        with suppress(OSError):
+            path.unlink()
+        return
     shutil.rmtree(path, onerror=lambda *_: None)
 
 

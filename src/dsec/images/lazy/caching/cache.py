@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -25,13 +26,13 @@ from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import CapabilityMissingError, DsecError, StateLockedError
+from dsec.base.errors import CapabilityMissingError, DsecError, StateLockedError, StoreUnavailableError
 from dsec.base.units import GIB
 from dsec.images.durable import full_disk_reported, try_lock, write_atomically
 from dsec.images.lazy.caching.cached_layer import CachedLayer
 from dsec.images.lazy.caching.recent import RecentChunks
 from dsec.images.lazy.formats.manifest import LayerManifest
-from dsec.images.lazy.formats.stored import name_of
+from dsec.images.lazy.formats.stored import is_name, name_of
 from dsec.images.staging import remove_tree
 
 DEFAULT_LIMIT_BYTES = 64 * GIB
@@ -80,13 +81,15 @@ class LayerCache:
     Raises:
         StateLockedError: another process has it.
         CapabilityMissingError: it is of another version.
+        StoreUnavailableError: it cannot be read or written.
     """
 
     def __init__(self, root: Path, *, limit_bytes: int = DEFAULT_LIMIT_BYTES, as_guest: bool = False) -> None:
         self._root = root
         self._limit_bytes = limit_bytes
         self._mutex = threading.RLock()
-        self._lock_fd = _lock(root, as_guest=as_guest)
+        with _usable(root):
+            self._lock_fd = _lock(root, as_guest=as_guest)
         self._layers: dict[str, CachedLayer] = {}
         self._holds: dict[str, int] = {}
         self._where: dict[str, list[tuple[str, int]]] = {}
@@ -94,7 +97,8 @@ class LayerCache:
         self._recent = RecentChunks()
         try:
             check_version(root)
-            self._load()
+            with _usable(root):
+                self._load()
         except BaseException:
             self.close()
             raise
@@ -306,7 +310,8 @@ class LayerCache:
             if entry.name.startswith(_DOOMED):
                 if self._is_ours:
                     remove_tree(entry)
-            elif entry.name not in self._layers and entry.is_dir():
+            elif is_name(entry.name) and entry.name not in self._layers:
+                # Anything else is not ours, and stays: the cache may have a disk of its own, with its lost+found.
                 try:
                     self._add(CachedLayer.open(entry, as_guest=not self._is_ours))
                 except (DsecError, FileNotFoundError):
@@ -386,18 +391,38 @@ def _room_bytes(root: Path) -> int:
     return disk.f_bavail * disk.f_frsize - reserve_bytes
 
 
+@contextmanager
+def _usable(root: Path) -> Iterator[None]:
+    """Say which directory it is that a disk, an owner or a mode keeps us from using. That a disk is full is said by
+    whoever opens the cache.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StoreUnavailableError(
+            f"the layer cache {root} cannot be used: {error.strerror}",
+            detail=str(error),
+            resolution=f"look at the owner, mode and disk of {root}; or remove it while no node uses it: what is "
+            "needed is fetched again",
+        ) from error
+
+
 def check_version(root: Path) -> None:
     """Refuse another version's cache, which that version's process may go on with.
 
     Raises:
         CapabilityMissingError: it is one.
+        StoreUnavailableError: it cannot be read or written.
     """
     path = root / "format.json"
-    if not path.exists():
-        write_atomically(path, msgspec.json.encode(_Format(_VERSION)))
-        return
     try:
-        version = msgspec.json.decode(path.read_bytes(), type=_Format).version
+        with _usable(root):
+            if not path.exists():
+                write_atomically(path, msgspec.json.encode(_Format(_VERSION)))
+                return
+            version = msgspec.json.decode(path.read_bytes(), type=_Format).version
     except msgspec.MsgspecError:
         version = -1
     if version != _VERSION:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,9 +92,11 @@ class CachedLayer:
             as_guest: write nothing, as somebody else may.
 
         Raises:
-            StateCorruptedError: its manifest is not the one that its directory is named by.
+            StateCorruptedError: its manifest is not the one that its directory is named by; or that is no directory, or
+                holds something else than files.
             FileNotFoundError: it was being created or removed when its process was killed.
         """
+        _check_kinds(directory)
         data = (directory / MANIFEST).read_bytes()
         return cls(directory, manifests.decode(data, str(directory), expected=directory.name), as_guest=as_guest)
 
@@ -352,6 +355,17 @@ class CachedLayer:
             yield bytes(pending)
 
 
+def _check_kinds(directory: Path) -> None:
+    """Refuse what is not as this program makes it. Through a link we would write to files that are not the cache's, a
+    FIFO would keep us waiting, and a directory in place of one file would keep all other layers from being served.
+    """
+    kinds = {directory: stat.S_ISDIR} | {directory / name: stat.S_ISREG for name in (MANIFEST, DATA, PRESENT, ORIGINS)}
+    for path, is_kind in kinds.items():
+        with contextlib.suppress(FileNotFoundError):
+            if not is_kind(path.lstat().st_mode):
+                raise StateCorruptedError(f"{path} is of another kind than the layer cache has there")
+
+
 def recorded_bytes(directory: Path, size_bytes: int) -> int:
     """Return how many bytes of a layer's file its record in the cache says are there, whoever has the cache.
 
@@ -362,8 +376,9 @@ def recorded_bytes(directory: Path, size_bytes: int) -> int:
         size_bytes: length of the layer's file.
     """
     try:
+        _check_kinds(directory)
         metadata, *chunks = (directory / PRESENT).read_bytes() or _ABSENT
-    except FileNotFoundError:
+    except (OSError, StateCorruptedError):  # It is not there, or whoever opens the cache sees to it.
         return 0
     there = {number for number, value in enumerate(chunks) if value == _THERE[0]}
     number_of_chunks = -(-size_bytes // CHUNK_BYTES)
@@ -379,7 +394,7 @@ def _recorded_metadata(directory: Path) -> Sequence[Extent]:
     """Return where the metadata of a cached layer lies; nowhere if its manifest is damaged, since this is a cache."""
     try:
         return manifests.decode((directory / MANIFEST).read_bytes(), str(directory)).metadata
-    except (FileNotFoundError, DsecError):
+    except (OSError, DsecError):
         return ()
 
 
