@@ -71,7 +71,8 @@ async def test_nothing_is_lost_and_nothing_counts_twice(
     gateway = await open_gateway(
         open_to_all=False,
         backend='slots = 8\nprices = { input = "2 USD/Mtoken", output = "10 USD/Mtoken" }',
-        model='stall_timeout = "50ms"\nfirst_byte_timeout = "200ms"\ndeadline = "2s"\nhedge_after = "40ms"',
+        # A call that is given up because the host is loaded shows nothing: backends hang far longer than that.
+        model='stall_timeout = "500ms"\nfirst_byte_timeout = "4s"\ndeadline = "40s"\nhedge_after = "40ms"',
         extra='[routing]\nsuspend = "20ms"\npause = "5ms"\n[projects.alpha]\nweight = 2\n[projects.beta]',
     )
     proxy = gateway.serving.proxy

@@ -26,6 +26,7 @@ from dsec.sdk.http import HttpService
 from dsec.testing.guest import Guest
 from dsec.testing.guest_image import make_root
 from dsec.testing.node_process import NodeProcess
+from dsec.testing.releasing import unmount_when_free
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
 
@@ -78,7 +79,7 @@ def small_disk() -> Iterator[Path]:
     finally:
         down = [sys.executable, "-m", "dsec", "--state-dir", str(state), "down", "--destroy"]
         subprocess.run(down, capture_output=True, check=False, timeout=120)
-        subprocess.run(["umount", str(mounted)], check=True)
+        unmount_when_free(mounted)
         disk.unlink()
         mounted.rmdir()
         top.rmdir()

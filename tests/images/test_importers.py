@@ -28,6 +28,7 @@ from dsec.images.tree_writer import ArchiveLimits
 from dsec.linux import mounts
 from dsec.model.image import ImageConfig, ImageInfo
 from dsec.testing.oci_layouts import tar_of, write_layout
+from dsec.testing.releasing import unmount_when_free
 
 needs_umoci = pytest.mark.skipif(shutil.which("umoci") is None, reason="umoci is not installed")
 needs_skopeo = pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo is not installed")
@@ -333,7 +334,7 @@ def test_full_disk_is_said_and_nothing_is_left(tmp_path: Path, content: str, sai
         assert list((store.root / "staging").iterdir()) == []
         store.close()
     finally:
-        subprocess.run(["umount", small], check=True)
+        unmount_when_free(small)
 
 
 def test_bad_name_is_said_before_anything_is_done(store: LocalImageStore, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from dsec.linux.swap import swap_table
 from dsec.model.capability import Capability
 from dsec.node.state import swap
 from dsec.node.state.swap import SwapFile
+from dsec.testing.releasing import unmount_when_free
 
 MIB = 1 << 20
 SIZE = 4 * MIB
@@ -198,7 +199,7 @@ def btrfs(tmp_path: Path) -> Iterator[Path]:
         if subprocess.run(command, check=False, capture_output=True).returncode:
             pytest.skip("this host has no btrfs")
     yield mounted
-    subprocess.run(["umount", str(mounted)], check=True)
+    unmount_when_free(mounted)
 
 
 @pytest.mark.root
@@ -232,7 +233,7 @@ def test_probe_leaves_nothing_and_names_a_file_system_that_cannot(tmp_path: Path
         finding = swap_probe(mounted)
         assert list(mounted.iterdir()) == []
     finally:
-        subprocess.run(["umount", str(mounted)], check=True)
+        unmount_when_free(mounted)
     assert not finding.present
     assert "Invalid argument" in finding.seen
 

@@ -24,6 +24,7 @@ from dsec.stores.episode_log_remote import read_stored_log, restore_log
 from dsec.stores.episode_log_upload import LogUploader
 from dsec.stores.opening import open_store
 from dsec.testing.episodes import EPISODE, history, identity, round_record
+from dsec.testing.releasing import unmount_when_free
 from dsec.testing.s3_server import S3Server
 
 LEASE_S = 3.0
@@ -37,7 +38,7 @@ def mounted(*arguments: str, on: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", str(on)], check=True, capture_output=True)
+        unmount_when_free(on)
 
 
 def write_until_it_fails(log: EpisodeLog) -> int:

@@ -1,7 +1,8 @@
-"""Wait until lazy layers that nobody uses are unmounted, which a copy in another mount namespace may delay."""
+"""Wait until what nobody uses is unmounted, layers or a file system: a copy in another mount namespace may delay it."""
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from dsec.images.lazy.serving.client import LayerDaemon
 from dsec.images.store import LocalImageStore
+from dsec.linux import mounts
 
 _LONGEST_S = 60.0
 
@@ -50,3 +52,19 @@ def _mountinfo(pid: str) -> str:
         return Path(f"/proc/{pid}/mountinfo").read_text()
     except OSError:
         return ""
+
+
+def unmount_when_free(target: Path) -> None:
+    """Unmount a file system as soon as nothing of it is in use. Raises `OSError` when something stays in use.
+
+    A file of it may be behind a loop device, which the kernel detaches some time after the last mount of it: at once,
+    or when a container that starts elsewhere on the host has dropped its copies of all mounts.
+    """
+    deadline = time.monotonic() + _LONGEST_S
+    while True:
+        try:
+            return mounts.unmount(target)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)

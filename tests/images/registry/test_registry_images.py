@@ -59,6 +59,7 @@ from dsec.testing.faulty_registry import (
 from dsec.testing.image_suite import make_tree, tree_with_everything
 from dsec.testing.oci_layouts import tar_of, write_layout
 from dsec.testing.registry_server import RegistryServer
+from dsec.testing.releasing import unmount_when_free
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -507,7 +508,7 @@ def test_a_full_disk_is_said_and_nothing_fills_it_further(hosts: Hosts, tmp_path
         assert list((there.root / "staging").iterdir()) == []
         there.close()
     finally:
-        subprocess.run(["umount", small], check=True)
+        unmount_when_free(small)
 
 
 def test_an_image_for_many_machines_is_pulled_for_this_one(hosts: Hosts, tmp_path: Path) -> None:
