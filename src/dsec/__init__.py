@@ -29,6 +29,7 @@ _PLACES = {
     "FingerprintReport": "dsec.model.state",
     "ImageProgress": "dsec.model.image_work",
     "ImageVerified": "dsec.model.image_work",
+    "ImageWorkInfo": "dsec.model.image_work",
     "JobInfo": "dsec.model.state",
     "JobReport": "dsec.model.state",
     "Lifetime": "dsec.model.sandbox",

@@ -178,6 +178,9 @@ from dsec.base.errors import (
     UserNotFoundError as UserNotFoundError,
 )
 from dsec.base.errors import (
+    WorkCancelledError as WorkCancelledError,
+)
+from dsec.base.errors import (
     WriterFencedError as WriterFencedError,
 )
 from dsec.base.errors import (
@@ -198,6 +201,7 @@ from dsec.episode.spec import EpisodeState as EpisodeState
 from dsec.episode.spec import LostFiles as LostFiles
 from dsec.model.image_work import ImageProgress as ImageProgress
 from dsec.model.image_work import ImageVerified as ImageVerified
+from dsec.model.image_work import ImageWorkInfo as ImageWorkInfo
 from dsec.model.image_work import PublishedImage as PublishedImage
 from dsec.model.image_work import PushedImage as PushedImage
 from dsec.model.sandbox import DiskFullAction as DiskFullAction

@@ -97,6 +97,14 @@ def verify_image(call: Call) -> AbstractAsyncContextManager[AsyncIterator[object
     return _images(call).verify(call.body)
 
 
+async def image_work(call: Call) -> object:
+    return list(await _images(call).running())
+
+
+async def cancel_image_work(call: Call) -> None:
+    await _images(call).cancel(call.path["work_id"])
+
+
 async def image_layers(call: Call) -> object:
     query: LayersQuery = call.query
     toolkits = tuple(name for name in query.toolkits.split(",") if name)
@@ -475,7 +483,8 @@ VALUE_HANDLERS: Mapping[str, Callable[[Call], Awaitable[object]]] = {
     **{
         handler.__name__: handler
         for handler in (
-            health, openapi, node, images, image_layers, image_statistics, prefetch,
+            health, openapi, node, images, image_work, cancel_image_work, image_layers, image_statistics,
+            prefetch,
             capabilities, create, inspect, remove, statistics, extend, pause,
             resume, rollback, end_processes, stop, run, start_process, list_processes, wait_process, signal_process,
             open_session, run_in_session, close_session, write_file, remove_file, stat_file, list_files,

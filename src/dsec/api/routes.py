@@ -22,7 +22,7 @@ from dsec.model.fleet import DrainRequest, FleetInfo
 from dsec.model.image import ImageInfo
 from dsec.model.image_layers import Composition
 from dsec.model.image_use import ImageUse
-from dsec.model.image_work import ImagePublish, ImagePull, ImagePush, ImageVerify
+from dsec.model.image_work import ImagePublish, ImagePull, ImagePush, ImageVerify, ImageWorkInfo
 from dsec.model.node import NodeInfo
 from dsec.model.peer_proof import Hello, HelloAnswer
 from dsec.model.pool import PoolInfo
@@ -249,10 +249,10 @@ _TABLE: tuple[Route, ...] = (
           result=NodeInfo),
     Route(name="images", method="GET", path="/v1/images", summary="List the images.", result=list[ImageInfo]),
     Route(name="pull_image", method="POST", path="/v1/images/pull",
-          summary="Make an image of a registry or of the node's store known here; progress first, the report last.",
+          summary="Make an image of a registry or of an object store known here; progress first, the report last.",
           body=ImagePull, result=wire.ImageStreamEvent, result_carry=_EVENTS, deadline_s=STREAM_S),
     Route(name="publish_image", method="POST", path="/v1/images/publish",
-          summary="Put an image into the node's object store; progress first, the report last.",
+          summary="Put an image into an object store; progress first, the report last.",
           body=ImagePublish, result=wire.ImageStreamEvent, result_carry=_EVENTS, deadline_s=STREAM_S),
     Route(name="push_image", method="POST", path="/v1/images/push",
           summary="Put an image into a registry; progress first, the report last.",
@@ -260,6 +260,12 @@ _TABLE: tuple[Route, ...] = (
     Route(name="verify_image", method="POST", path="/v1/images/verify",
           summary="Check an image, and mend it if asked to; findings as they are made, the report last.",
           body=ImageVerify, result=wire.ImageStreamEvent, result_carry=_EVENTS, deadline_s=STREAM_S),
+    Route(name="image_work", method="GET", path="/v1/images/work",
+          summary="Say which pulls, publications, pushes and verifications go on or wait.",
+          result=list[ImageWorkInfo]),
+    Route(name="cancel_image_work", method="DELETE", path="/v1/images/work/{work_id}",
+          summary="End one of them, for all who watch it; what it had made is gone.", status=204,
+          deadline_s=TRANSFER_S),
     Route(name="image_layers", method="GET", path="/v1/images/layers",
           summary="Say what an image, or an environment of several, is made of.",
           query=LayersQuery, result=Composition),

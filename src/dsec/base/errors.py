@@ -32,7 +32,8 @@ Every error that leaves a public function of DSec is one of these. Each says in 
     │   ├── PermissionDeniedError
     │   ├── UnsupportedFileError
     │   ├── TaskFormatError, BuildFailedError
-    │   └── DeadlineExceededError
+    │   ├── DeadlineExceededError
+    │   └── WorkCancelledError
     ├── GuestError                   fault: guest
     │   ├── SandboxDiskFullError, SandboxOutOfMemoryError, SandboxProcessLimitError
     │   ├── SandboxExitedError
@@ -295,6 +296,14 @@ class DeadlineExceededError(CallerError):
     exit_code = 124
     http_status = 408
     retryable = True
+
+
+class WorkCancelledError(CallerError):
+    """Somebody cancelled the work that was waited for. What it had begun was undone."""
+
+    code = "cancelled"
+    exit_code = 75
+    http_status = 409
 
 
 class GuestError(DsecError):

@@ -1,13 +1,15 @@
 """What is asked of a node about images as a whole, and what it says of it while it goes on.
 
 Each of these is work that may take long. It tells progress, and its report last; asked for again while it goes on, it
-is joined, and asked for again later, it finds what is done.
+is joined, and asked for again later, it finds what is done. So a request is what its work is known by.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import hashlib
+from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from dsec.model.image import ImageInfo
@@ -17,31 +19,35 @@ _Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 
 class ImagePull(Value, frozen=True):
-    """Make an image of a registry or of the node's object store known on a node.
+    """Make an image of a registry or of an object store known on a node.
 
     Attributes:
         reference: ``HOST[:PORT]/REPOSITORY:TAG`` or ``@sha256:...`` of a registry; or ``b3:...`` or a tag of the store.
         name: of the image there; empty: as `dsec image pull` names it.
         eager: fetch all of it now; otherwise chunks come when they are touched.
+        store: URL of the object store that has it, as `--store` names it; empty: the node's.
     """
 
     reference: _Name
     name: Annotated[str, Meta(max_length=1000)] = ""
     eager: bool = False
+    store: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class ImagePublish(Value, frozen=True):
-    """Put an image of a node into its object store, in chunks.
+    """Put an image of a node into an object store, in chunks.
 
     Attributes:
         image: its name.
         tag: what people may pull it by, too; it moves if it is there. Empty: nothing.
         by_traces: lay its layers out by its traces.
+        store: URL of the object store, as `--store` names it; empty: the node's.
     """
 
     image: _Name
     tag: Annotated[str, Meta(max_length=1000)] = ""
     by_traces: bool = False
+    store: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class ImagePush(Value, frozen=True):
@@ -183,3 +189,45 @@ class ImageVerified(Value, frozen=True, tag="verified"):
 ImageRequest = ImagePull | ImagePublish | ImagePush | ImageVerify
 ImageReport = ImagePulled | ImagePublished | ImagePushed | ImageVerified
 ImageEvent = ImageProgress | ImageFound | ImagePulled | ImagePublished | ImagePushed | ImageVerified
+ImageWorkKind = Literal["pull", "publish", "push", "verify"]
+_KINDS: dict[type[ImageRequest], ImageWorkKind] = {
+    ImagePull: "pull",
+    ImagePublish: "publish",
+    ImagePush: "push",
+    ImageVerify: "verify",
+}
+
+
+class ImageWorkInfo(Value, frozen=True):
+    """Work on an image that goes on, or waits until other work is done.
+
+    Attributes:
+        work_id: by which it can be cancelled; the same for the same request.
+        kind: what is done.
+        image: what it is done with: the name of an image, or of a pull the reference.
+        is_waiting: it has yet to begin.
+        progress: how far it is; None: it has said nothing.
+    """
+
+    work_id: str
+    kind: ImageWorkKind
+    image: str
+    is_waiting: bool
+    progress: ImageProgress | None = None
+
+
+def work_info(request: ImageRequest, *, is_waiting: bool, progress: ImageProgress | None) -> ImageWorkInfo:
+    """Return what is told of the work on a request."""
+    return ImageWorkInfo(
+        work_id=work_id_of(request),
+        kind=_KINDS[type(request)],
+        image=request.reference if isinstance(request, ImagePull) else request.image,
+        is_waiting=is_waiting,
+        progress=progress,
+    )
+
+
+def work_id_of(request: ImageRequest) -> str:
+    """Return by what the work on a request is known: anybody who has the request can tell."""
+    said = msgspec.json.encode((_KINDS[type(request)], request))
+    return hashlib.blake2b(said, digest_size=8).hexdigest()

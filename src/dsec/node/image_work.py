@@ -15,7 +15,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
-from dsec.base.errors import DsecError, NodeUnavailableError
+from dsec.base.errors import DsecError, NodeUnavailableError, NotFoundError, WorkCancelledError
 from dsec.images.work import ImageWork
 from dsec.model.image_layers import Composition
 from dsec.model.image_use import ImageUse
@@ -29,6 +29,9 @@ from dsec.model.image_work import (
     ImageReport,
     ImageRequest,
     ImageVerify,
+    ImageWorkInfo,
+    work_id_of,
+    work_info,
 )
 from dsec.node.core import Core
 
@@ -68,6 +71,24 @@ class NodeImages:
     def verify(self, request: ImageVerify) -> AbstractAsyncContextManager[AsyncIterator[ImageEvent]]:
         return self._watched(request)
 
+    async def running(self) -> Sequence[ImageWorkInfo]:
+        self._core.check_open()
+        return [
+            work_info(request, is_waiting=not running.has_begun, progress=running.progress)
+            for request, running in self._running.items()
+        ]
+
+    async def cancel(self, work_id: str) -> None:
+        self._core.check_open()
+        for request, running in self._running.items():
+            if work_id_of(request) == work_id:
+                running.scope.cancel()
+                await running.gone.wait()
+                return
+        raise NotFoundError(
+            f"no work {work_id!r} on images goes on here", resolution="it may be done: ask what goes on"
+        )
+
     async def layers(self, image: str, workspace: str = "", toolkits: Sequence[str] = ()) -> Composition:
         self._core.check_open()
         return await anyio.to_thread.run_sync(
@@ -93,16 +114,24 @@ class NodeImages:
 
     async def _carry_out(self, request: ImageRequest, running: _Running) -> None:
         try:
-            async with self._places:
-                running.end(await self._apart(request, running))
+            with running.scope:
+                async with self._places:
+                    running.has_begun = True
+                    await self._apart(request, running)
+            if running.report is not None:
+                running.end(running.report)
+            elif running.scope.cancelled_caught:
+                await self._work.clear_away(request)
+                running.fail(WorkCancelledError("the work was cancelled", resolution="ask again if it is wanted"))
         except DsecError as error:
             running.fail(error)
         finally:
             del self._running[request]
             brief = "the work was not carried out to its end: the node ends, or its log says why"
             running.fail(NodeUnavailableError(brief, resolution="ask again"))
+            running.gone.set()
 
-    async def _apart(self, request: ImageRequest, running: _Running) -> ImageReport:
+    async def _apart(self, request: ImageRequest, running: _Running) -> None:
         """Do the work in an event loop of its own; cancelled with us, and gone when we are."""
         token = anyio.lowlevel.current_token()
 
@@ -110,12 +139,15 @@ class NodeImages:
             if running.takes(event):
                 anyio.from_thread.run_sync(running.tell, event, token=token)
 
+        async def work() -> None:
+            running.report = await self._work.carry_out(request, say)
+
         opening = anyio.from_thread.start_blocking_portal()
         portal = await anyio.to_thread.run_sync(opening.__enter__, limiter=self._threads)
         try:
-            future = portal.start_task_soon(self._work.carry_out, request, say)
+            future = portal.start_task_soon(work)
             try:
-                return await anyio.to_thread.run_sync(future.result, abandon_on_cancel=True, limiter=self._threads)
+                await anyio.to_thread.run_sync(future.result, abandon_on_cancel=True, limiter=self._threads)
             finally:
                 future.cancel()
         finally:
@@ -127,10 +159,22 @@ class NodeImages:
 
 
 class _Running:
-    """One piece of work, and what it said. Used from the node's event loop, but for `takes`."""
+    """One piece of work, and what it said. Used from the node's event loop, but for `takes` and `report`.
+
+    Attributes:
+        scope: ends it.
+        has_begun: it has a place among those that go on.
+        progress: the latest.
+        report: what it came to, also when it was being cancelled; None: nothing yet.
+        gone: it has ended, and is known no more.
+    """
 
     def __init__(self) -> None:
-        self._progress: ImageProgress | None = None
+        self.scope = anyio.CancelScope()
+        self.has_begun = False
+        self.progress: ImageProgress | None = None
+        self.report: ImageReport | None = None
+        self.gone = anyio.Event()
         self._kept: list[ImageEvent] = []
         self._error: DsecError | None = None
         self._is_over = False
@@ -149,7 +193,7 @@ class _Running:
     def tell(self, event: ImageProgress | ImageFound) -> None:
         """Let everybody who watches know."""
         if isinstance(event, ImageProgress):
-            self._progress = event
+            self.progress = event
         else:
             self._kept.append(event)
         self._change()
@@ -175,8 +219,8 @@ class _Running:
         told, shown = 0, None
         while True:
             changed = self._changed
-            if self._progress is not shown and self._progress is not None:
-                shown = self._progress
+            if self.progress is not shown and self.progress is not None:
+                shown = self.progress
                 yield shown
             while told < len(self._kept):
                 told += 1

@@ -9,7 +9,15 @@ from dsec.api import wire
 from dsec.base.errors import CapabilityMissingError
 from dsec.model.image_layers import Composition
 from dsec.model.image_use import ImageUse
-from dsec.model.image_work import ImageEvent, ImagePublish, ImagePull, ImagePush, ImageRequest, ImageVerify
+from dsec.model.image_work import (
+    ImageEvent,
+    ImagePublish,
+    ImagePull,
+    ImagePush,
+    ImageRequest,
+    ImageVerify,
+    ImageWorkInfo,
+)
 from dsec.sdk.events import events_of
 from dsec.sdk.http import HttpService, encode_body
 from dsec.service.images import HasImages, ImageService
@@ -46,6 +54,13 @@ class HttpImages:
     async def _asked(self, name: str, request: ImageRequest) -> AsyncIterator[AsyncIterator[ImageEvent]]:
         async with self._service._stream(name, (), encode_body(request)) as reply:
             yield events_of(reply, wire.ImageStreamEvent)
+
+    async def running(self) -> Sequence[ImageWorkInfo]:
+        found: list[ImageWorkInfo] = await self._service._call("image_work")
+        return found
+
+    async def cancel(self, work_id: str) -> None:
+        await self._service._call("cancel_image_work", work_id=work_id)
 
     async def layers(self, image: str, workspace: str = "", toolkits: Sequence[str] = ()) -> Composition:
         query = [("image", image), ("workspace", workspace), ("toolkits", ",".join(toolkits))]

@@ -36,6 +36,7 @@ class MemoryImageWork:
     Attributes:
         asked: what was begun.
         cancelled: of that, what was cancelled.
+        cleared: after what of that was cleared away.
         may_end: nothing is reported before it is set.
         error: raised in place of a report.
     """
@@ -43,6 +44,7 @@ class MemoryImageWork:
     def __init__(self) -> None:
         self.asked: list[ImageRequest] = []
         self.cancelled: list[ImageRequest] = []
+        self.cleared: list[ImageRequest] = []
         self.may_end = threading.Event()
         self.error: DsecError | None = None
 
@@ -68,6 +70,10 @@ class MemoryImageWork:
         if isinstance(request, ImagePush):
             return ImagePushed(image=PushedImage(reference=request.reference, layers=1))
         return ImageVerified(ok=True, findings=(finding,))
+
+    async def clear_away(self, request: ImageRequest) -> None:
+        """See the port."""
+        self.cleared.append(request)
 
     def layers(self, image: str, workspace: str, toolkits: Sequence[str]) -> Composition:
         """See the port."""

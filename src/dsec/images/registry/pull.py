@@ -140,7 +140,8 @@ async def _pull_ours(
                 await fetch_whole(images, layer, origins=origins, progress=_told(request.progress, layer))
         name, source = request.name or _default_name(request, found), f"{document.source} ({found.told})"
         made = await anyio.to_thread.run_sync(partial(images.add_image, name, digests, document.config, source=source))
-    await pull_traces(images, made, client, found.repository, found.digest)
+    with anyio.CancelScope(shield=True):  # It is too late to cancel it.
+        await pull_traces(images, made, client, found.repository, found.digest)
     # The image is here, and a full disk may not take that back for the sake of a note.
     with suppress(OSError):
         note_pulled(images.root, made.image_id, _pulled(request, found, data))
@@ -276,6 +277,8 @@ class _OrdinaryPull:
                     config,
                     lambda number: anyio.from_thread.run(want, number),
                 )
+                # Once the image is here it is too late to cancel it, and only the downloads end.
+                group.cancel_scope.shield = True
                 group.cancel_scope.cancel()
             if isinstance(made, DsecError):
                 raise made

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError
@@ -116,7 +117,8 @@ class _Push:
             laying = partial(lay_out_image, self._images, info, work.path, by_traces=by_traces, but=but, say=say)
             self._layouts = await anyio.to_thread.run_sync(laying)
             pushed = await self._put_image(info)
-            await anyio.to_thread.run_sync(seed_published, self._images, self._cut, self._layouts)
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(seed_published, self._images, self._cut, self._layouts)
             return pushed
 
     async def _look(self, info: ImageInfo) -> None:
@@ -134,8 +136,9 @@ class _Push:
         data = _encoded(described, [part for layer in layers for part in layer.descriptors])
         reference = self._request.reference
         target = reference.tag or digest_of(data)
-        digest = await put_manifest(self._client, self._repository, target, media.OCI_MANIFEST, data)
-        await self._put_traces(info, layers, media.Descriptor(media.OCI_MANIFEST, digest, len(data)))
+        with anyio.CancelScope(shield=True):  # Once others know the image it is too late to cancel it.
+            digest = await put_manifest(self._client, self._repository, target, media.OCI_MANIFEST, data)
+            await self._put_traces(info, layers, media.Descriptor(media.OCI_MANIFEST, digest, len(data)))
         return PushedImage(
             reference=str(Reference(repository=self._repository, tag=reference.tag, digest=digest)),
             layers=len(layers),

@@ -23,6 +23,7 @@ from dsec.model.image_work import (
     ImagePushed,
     ImageVerified,
     ImageVerify,
+    ImageWorkInfo,
     PublishedImage,
     PushedImage,
 )
@@ -92,17 +93,25 @@ class Client:
     # -- images -------------------------------------------------------------------------------------------------
 
     def pull_image(
-        self, reference: str, *, name: str = "", eager: bool = False, on_progress: ImageProgressed | None = None
+        self,
+        reference: str,
+        *,
+        name: str = "",
+        eager: bool = False,
+        store: str = "",
+        on_progress: ImageProgressed | None = None,
     ) -> ImageInfo:
         """Make an image known on the node: at once, its chunks come when they are touched, unless `eager`.
 
-        It goes on when the caller leaves; asked for again, it is joined, or found done.
+        It goes on when the caller leaves; asked for again, it is joined, or found done. `cancel_image_work` ends it.
 
         Args:
             reference: ``HOST[:PORT]/REPOSITORY:TAG`` or ``@sha256:...`` of a registry, read with the node's
-                credentials; or ``b3:...`` or a tag of the node's object store.
+                credentials; or ``b3:...`` or a tag of an object store.
             name: of the image there; empty: as `dsec image pull` names it.
             eager: fetch all of it now.
+            store: URL of the object store, as of `dsec image pull --store`; empty: the node's. Of folders, those that
+                are stores of images already.
             on_progress: called as it gets on.
 
         Raises:
@@ -111,23 +120,31 @@ class Client:
             UnauthorizedError, PermissionDeniedError: as the registry says to the node.
             StateCorruptedError, StoreUnavailableError, HostDiskFullError: see there.
             NodeUnavailableError: the node ended, or does too much; ask again.
+            WorkCancelledError: somebody cancelled it.
         """
-        request = ImagePull(reference=reference, name=name, eager=eager)
+        request = ImagePull(reference=reference, name=name, eager=eager, store=store)
         work = images_of(self.service()).pull(request)
         return (report_of(f"pull of {reference}", work, ImagePulled, ImageProgress, on_progress)).image
 
     def publish_image(
-        self, image: str, *, tag: str = "", by_traces: bool = False, on_progress: ImageProgressed | None = None
+        self,
+        image: str,
+        *,
+        tag: str = "",
+        by_traces: bool = False,
+        store: str = "",
+        on_progress: ImageProgressed | None = None,
     ) -> PublishedImage:
-        """Put an image of the node into its object store; its `reference` is what others pull it by. As `pull_image`.
+        """Put an image of the node into an object store; its `reference` is what others pull it by. As `pull_image`.
 
         Args:
             image: its name.
             tag: what people may pull it by, too.
             by_traces: lay its layers out by its traces.
+            store: as of `pull_image`.
             on_progress: called as it gets on.
         """
-        request = ImagePublish(image=image, tag=tag, by_traces=by_traces)
+        request = ImagePublish(image=image, tag=tag, by_traces=by_traces, store=store)
         work = images_of(self.service()).publish(request)
         return (report_of(f"publication of {image}", work, ImagePublished, ImageProgress, on_progress)).image
 
@@ -160,6 +177,22 @@ class Client:
         request = ImageVerify(image=image, full=full, repair=repair)
         work = images_of(self.service()).verify(request)
         return report_of(f"verification of {image}", work, ImageVerified, ImageProgress, on_progress)
+
+    def image_work(self) -> Sequence[ImageWorkInfo]:
+        """Say which pulls, publications, pushes and verifications go on or wait, whoever asked for them."""
+        return images_of(self.service()).running()
+
+    def cancel_image_work(self, work: ImageWorkInfo | str) -> None:
+        """End work on an image, for all who watch it; return when it has ended and what it had made is gone.
+
+        Args:
+            work: one of `image_work`, or its id.
+
+        Raises:
+            NotFoundError: nothing such goes on; it may be done.
+        """
+        work_id = work.work_id if isinstance(work, ImageWorkInfo) else work
+        images_of(self.service()).cancel(work_id)
 
     def image_layers(self, image: str, *, workspace: str = "", toolkits: Sequence[str] = ()) -> Composition:
         """Say what an image, or an environment of several, is made of."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from dsec.model.image_layers import Composition
 from dsec.model.image_use import ImageUse
-from dsec.model.image_work import ImageEvent, ImagePublish, ImagePull, ImagePush, ImageVerify
+from dsec.model.image_work import ImageEvent, ImagePublish, ImagePull, ImagePush, ImageVerify, ImageWorkInfo
 from dsec.sdk.bridge import call, hold
 from dsec.service.images import ImageService
 
@@ -38,6 +38,12 @@ class BlockingImages:
     def verify(self, request: ImageVerify) -> Iterator[Iterator[ImageEvent]]:
         with hold(self._service.verify(request), lambda opened: opened) as held:
             yield held
+
+    def running(self) -> Sequence[ImageWorkInfo]:
+        return call(self._service.running)
+
+    def cancel(self, work_id: str) -> None:
+        call(self._service.cancel, work_id)
 
     def layers(self, image: str, workspace: str = "", toolkits: Sequence[str] = ()) -> Composition:
         return call(self._service.layers, image, workspace, toolkits)

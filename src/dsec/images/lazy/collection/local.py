@@ -48,7 +48,12 @@ class LocalCollectionReport(Value, frozen=True):
 
 
 async def collect_local(
-    images: LocalImageStore, daemon: LayerDaemon | None, store_url: str, *, dry_run: bool = False
+    images: LocalImageStore,
+    daemon: LayerDaemon | None,
+    store_url: str,
+    *,
+    also: Collection[str] = (),
+    dry_run: bool = False,
 ) -> LocalCollectionReport:
     """Take away what is not needed on this host, and renew or take back its pins in object stores.
 
@@ -56,6 +61,7 @@ async def collect_local(
         images: the image store.
         daemon: of its lazy layers; None: there can be none.
         store_url: the object store of layers that name no origin.
+        also: further stores in which this host may have pins that it does not need.
         dry_run: only say what would be taken from the cache.
     """
     needed = await anyio.to_thread.run_sync(stored_lazily, images.root)
@@ -64,7 +70,7 @@ async def collect_local(
         await anyio.to_thread.run_sync(forget_others, images.root, known)
     layers, freed_bytes = await anyio.to_thread.run_sync(lambda: _prune(images, daemon, needed, dry_run=dry_run))
     report = LocalCollectionReport(cached_layers=layers, freed_bytes=freed_bytes, is_dry_run=dry_run)
-    return report if dry_run else await _pins(images, needed, store_url, report)
+    return report if dry_run else await _pins(images, needed, (store_url, *also), report)
 
 
 def _prune(
@@ -93,12 +99,12 @@ def _prune_pulls(root: Path, keep: Collection[str], *, dry_run: bool) -> tuple[i
 
 
 async def _pins(
-    images: LocalImageStore, needed: dict[str, tuple[str, ...]], store_url: str, report: LocalCollectionReport
+    images: LocalImageStore, needed: dict[str, tuple[str, ...]], stores: Sequence[str], report: LocalCollectionReport
 ) -> LocalCollectionReport:
     holder = await anyio.to_thread.run_sync(holder_of, images.root)
-    by_store: dict[str, list[str]] = {store_url: []}
+    by_store: dict[str, list[str]] = {url: [] for url in stores}
     for manifest, origins in needed.items():
-        for url in origins or (store_url,):
+        for url in origins or stores[:1]:
             if not url.startswith(REGISTRY_SCHEME):
                 by_store.setdefault(url, []).append(manifest)
     pins, unpinned, problems = 0, 0, []

@@ -175,7 +175,8 @@ async def publish_document(
         made = await publish_layers()
         if not await publication.confirm():
             continue
-        reference = await put_document(publication.objects.store, document_of(made), tag=tag)
+        with anyio.CancelScope(shield=True):  # Who is cancelled leaves no image without its tag.
+            reference = await put_document(publication.objects.store, document_of(made), tag=tag)
         if publication.is_recent():
             return reference, made
     raise _never_settled()

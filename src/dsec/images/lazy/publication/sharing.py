@@ -107,7 +107,8 @@ async def publish_image(
         layouts = await anyio.to_thread.run_sync(laying)
         order = _Order(images, info, layouts, there, by_traces=by_traces, say=say)
         published = await _publish(order, publication, tag=tag)
-        await anyio.to_thread.run_sync(seed_published, images, order.cut, layouts)
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(seed_published, images, order.cut, layouts)
         return published
 
 
@@ -166,7 +167,8 @@ async def _publish(order: _Order, publication: Publication, *, tag: str | None) 
     reference, report = await publish_document(
         publication, lambda: _publish_layers(order, publication), document_of, tag=tag
     )
-    await publish_traces(order.images, info, report.manifests, reference, store, layouts=order.layouts)
+    with anyio.CancelScope(shield=True):  # Others know the image: it is too late to cancel it.
+        await publish_traces(order.images, info, report.manifests, reference, store, layouts=order.layouts)
     return msgspec.structs.replace(report, reference=reference)
 
 
@@ -263,7 +265,8 @@ async def pull_image(
         made = await anyio.to_thread.run_sync(
             lambda: images.add_image(name or default_name, digests, document.config, source=source)
         )
-    await pull_traces(images, made, reference, store)
+    with anyio.CancelScope(shield=True):  # It is too late to cancel it.
+        await pull_traces(images, made, reference, store)
     # The image is here, and a full disk may not take that back for the sake of a note.
     with suppress(OSError):
         text = encode_document(document).decode()
