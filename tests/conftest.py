@@ -24,8 +24,8 @@ settings.load_profile("dsec")
 SESSION = pytest.StashKey[Session]()
 FIRST = ("tests/images/test_recipes.py",)
 """Modules with a test that takes minutes. Begun among the last, it would run when all others are done."""
-ASYNC_LIMIT_S = 240.0
-"""Less than pytest's own timeout: that one cannot interrupt a fixture's end, so that a test has to end before it."""
+END_S = 60.0
+"""An asynchronous test ends so long before pytest's own timeout, which cannot interrupt a fixture's end."""
 
 
 @pytest.fixture
@@ -87,15 +87,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Let no asynchronous test wait for ever: cancelled, it still ends in good order."""
-    if inspect.iscoroutinefunction(pyfuncitem.obj):
-        pyfuncitem.obj = _bounded(pyfuncitem.obj)
+    if inspect.iscoroutinefunction(pyfuncitem.obj) and (timeout_s := _timeout_s(pyfuncitem)):
+        pyfuncitem.obj = _bounded(pyfuncitem.obj, timeout_s - END_S)
     return (yield)
 
 
-def _bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+def _timeout_s(item: pytest.Item) -> float:
+    """How long a test may take: what its mark says, or what holds for all; 0: as long as it likes."""
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0] if mark else item.config.getini("timeout"))
+
+
+def _bounded(test: Callable[..., Awaitable[None]], limit_s: float) -> Callable[..., Awaitable[None]]:
     @wraps(test)
     async def run(**arguments: object) -> None:
-        with anyio.fail_after(ASYNC_LIMIT_S):
+        with anyio.fail_after(limit_s):
             await test(**arguments)
 
     return run

@@ -43,7 +43,7 @@ def quiet() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-async def play(plan: CrashPlan, directory: Path, tally: Tally, *, enough_s: float = 60.0) -> None:
+async def play(plan: CrashPlan, directory: Path, tally: Tally, *, enough_s: float = 120.0) -> None:
     directory.mkdir()
     crashes = Crashes(plan, directory, enough_s=enough_s)
     history = await crashes.run()

@@ -25,7 +25,7 @@ from dsec.testing.leaks import Leaks
 from dsec.testing.node_process import NodeProcess
 
 SECONDS = float(os.environ.get("DSEC_CRASH_SECONDS", "20"))
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(SECONDS + 180)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(SECONDS + 600)]
 
 CLIENTS = 3
 STEPS_A_LIFE = 25

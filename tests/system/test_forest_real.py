@@ -31,7 +31,7 @@ from dsec.testing.forest_model import EVERY, Files, link
 from dsec.testing.leaks import Leaks
 
 EXAMPLES = max(3, int(os.environ.get("DSEC_TEST_EXAMPLES", "0")) // 100)
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(120 + 20 * EXAMPLES)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600 + 20 * EXAMPLES)]
 PATIENCE_S = 60.0
 IMAGE = "forest"
 IN_IMAGE: Files = {

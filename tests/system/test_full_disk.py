@@ -31,7 +31,7 @@ from dsec.testing.leaks import clear_away
 from dsec.testing.state_cases import CASES, add_hooked, forest
 from dsec.testing.step_ring import Case, Ring
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
 IS_FULL = os.environ.get("DSEC_CRASH_STEPS") == "all"
 DRAWN = 2
 MAKE_ROOM = ("stop", "remove", "remove-checkpoint")

@@ -27,7 +27,7 @@ from dsec.testing.leaks import Leaks
 from dsec.testing.node_process import NodeProcess
 
 SECONDS = min(600.0, float(os.environ.get("DSEC_CRASH_SECONDS", "45")) / 3)
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(SECONDS + 180)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(SECONDS + 600)]
 
 SPEC = SandboxSpec(image="guest", resources=Resources(memory_bytes=128 << 20, disk_bytes=64 << 20, pids=64))
 POOL = PoolChange(floor=2, maximum=6, spreads=0.0, concurrency_share=0.0, creations_at_once=2, recycles_at_once=2)

@@ -23,7 +23,7 @@ from dsec.testing.state_cases import CASES, add_hooked, forest
 from dsec.testing.step_ring import Case, Ring
 
 IS_FULL = os.environ.get("DSEC_CRASH_STEPS") == "all"
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800 if IS_FULL else 300)]
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800 if IS_FULL else 900)]
 DRAWN = 9
 
 

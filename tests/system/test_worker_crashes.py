@@ -12,11 +12,12 @@ import json
 import os
 import random
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import anyio
 import anyio.to_thread
@@ -57,7 +58,7 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.timeout(180 + 15 * KILLS),
+    pytest.mark.timeout(600 + 15 * KILLS),
     pytest.mark.skipif(PROGRAMS is None, reason="PostgreSQL is not installed (scripts/install-test-packages)"),
 ]
 LOG = "/tmp/work.log"
@@ -114,9 +115,30 @@ class World:
             return self.services[kind].done[operation]
         return sum(effect.operation == operation for effect in self.rows())
 
+    async def wait_arrived(self) -> None:
+        """Wait until what was on its way has arrived, or is lost: whoever looks before settles what may yet happen."""
+        for service in self.services.values():
+            await service.wait_arrived()
+        earlier = await anyio.to_thread.run_sync(self._backends)
+        while earlier := earlier & await anyio.to_thread.run_sync(self._backends):  # noqa: ASYNC110 - nobody tells.
+            await anyio.sleep(0.02)
+
+    def _backends(self) -> set[int]:
+        """The database's processes that serve others: each ends with its connection, of which a call has its own."""
+        asked = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        return {row[0] for row in self._found(asked)}
+
     def rows(self) -> list[Effect]:
-        with psycopg.connect(self.server.connection) as connection:
-            return [Effect(operation=row[0]) for row in connection.execute("SELECT operation FROM transfers")]
+        return [Effect(operation=row[0]) for row in self._found("SELECT operation FROM transfers")]
+
+    def _found(self, query: LiteralString) -> list[tuple[Any, ...]]:
+        while True:
+            try:
+                with psycopg.connect(self.server.connection) as connection:
+                    found: list[tuple[Any, ...]] = connection.execute(query).fetchall()
+                    return found
+            except psycopg.OperationalError:
+                time.sleep(0.05)  # It was killed, and another thread starts it again.
 
     def effects(self, episode: str) -> list[Effect]:
         told = [Effect(operation=name, by=by) for each in self.services.values() for name, by in each.effects]
@@ -169,7 +191,7 @@ class Trainer:
     async def _settle_unknown(self, episodes: HttpEpisodes, info: EpisodeInfo) -> None:
         names = tuple(unknown.operation_id for unknown in info.unknown)
         self.reported.append(Reported(operations=names, log=await anyio.to_thread.run_sync(self.files)))
-        await anyio.sleep(0.2)  # What was on its way has arrived, or is lost.
+        await self.world.wait_arrived()
         for unknown in info.unknown:
             assert isinstance(unknown.call, OutsideCall)
             happened = self.world.times(unknown.call.name, unknown.operation_id)

@@ -68,7 +68,7 @@ class EnvironmentCrashes(Crashes):
         draw = random.Random(f"environment {seed}")
         self._thinking = draw
         self.losses = draw.choice([0, 0, 1, 2])
-        super().__init__(CrashPlan.drawn(seed), directory, enough_s=15.0)
+        super().__init__(CrashPlan.drawn(seed), directory)
         environment = replace(
             self.spec.environment,
             mode=draw.choice([EnvironmentMode.REBUILT, EnvironmentMode.REBUILT, EnvironmentMode.PAUSED]),

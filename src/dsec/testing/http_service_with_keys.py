@@ -61,6 +61,7 @@ class HttpServiceWithKeys:
         asked: method, path and headers of each request.
         late: set to let what is held back (`late`) happen.
         url: where it answers.
+        serving: ports of the callers whose requests it has under way.
     """
 
     honours_keys: bool = True
@@ -74,6 +75,7 @@ class HttpServiceWithKeys:
     late: anyio.Event = field(default_factory=anyio.Event)
     happened_late: anyio.Event = field(default_factory=anyio.Event)
     url: str = ""
+    serving: set[int] = field(default_factory=set)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[HttpServiceWithKeys]:
@@ -86,6 +88,20 @@ class HttpServiceWithKeys:
                 yield self
                 tasks.cancel_scope.cancel()
 
+    async def wait_arrived(self) -> None:
+        """Wait until whatever was sent before, by callers dead or alive, has been acted upon or dropped.
+
+        Connections are accepted in the order in which they came, so that all earlier ones are among `serving` once our
+        own is.
+        """
+        async with await anyio.connect_tcp("127.0.0.1", int(self.url.rpartition(":")[2])) as ours:
+            own = ours.extra(SocketAttribute.local_port)
+            while own not in self.serving:  # noqa: ASYNC110 - nobody tells.
+                await anyio.sleep(0.005)
+            earlier = self.serving - {own}
+            while earlier := earlier & self.serving:  # noqa: ASYNC110 - as above.
+                await anyio.sleep(0.005)
+
     async def _listen(self, listener: Listener[SocketStream]) -> None:
         try:
             await listener.serve(self._serve)
@@ -93,6 +109,8 @@ class HttpServiceWithKeys:
             pass  # The context has ended, and its listener with it.
 
     async def _serve(self, stream: SocketStream) -> None:
+        caller = stream.extra(SocketAttribute.remote_port)
+        self.serving.add(caller)
         async with stream:
             asked = _Asked()
             parser = httptools.HttpRequestParser(asked)
@@ -104,6 +122,8 @@ class HttpServiceWithKeys:
                 await self._misbehave(stream, asked, self.faults.popleft() if self.faults else "")
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return
+            finally:
+                self.serving.discard(caller)
 
     async def _misbehave(self, stream: SocketStream, asked: _Asked, fault: str) -> None:
         """Answer as it should be, or as the word says."""

@@ -22,7 +22,7 @@ from dsec.linux.subids import subordinate_range
 
 _PROGRAMS = ("useradd", "userdel", "usermod", "newuidmap", "newgidmap", "nsenter", "crun")
 _WHERE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_COMMAND_LIMIT_S = 280.0
+_COMMAND_LIMIT_S = 580.0
 _TEMPORARY = "tmp"
 
 

@@ -109,7 +109,7 @@ class Crashes:
         enough_s: a life that takes longer hangs.
     """
 
-    def __init__(self, plan: CrashPlan, directory: Path, *, enough_s: float = 60.0) -> None:
+    def __init__(self, plan: CrashPlan, directory: Path, *, enough_s: float = 120.0) -> None:
         self.plan = plan
         self.deaths = 0
         self.node_deaths = 0
