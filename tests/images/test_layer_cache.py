@@ -122,8 +122,10 @@ def test_each_byte_of_a_layer_counts_once_in_what_is_here(open_cache: OpenCache)
     layer = cache.hold(manifest)
 
     def here_bytes() -> int:
+        seen = recorded_bytes(layer.directory, manifest.size_bytes)
         cache.flush()
-        return recorded_bytes(layer.directory, manifest.size_bytes)
+        assert recorded_bytes(layer.directory, manifest.size_bytes) == seen, "who looks need not wait for a sync"
+        return seen
 
     assert here_bytes() == 0
     assert cache.store(layer, METADATA, packed)
@@ -137,6 +139,25 @@ def test_each_byte_of_a_layer_counts_once_in_what_is_here(open_cache: OpenCache)
     (layer.directory / "manifest.json").write_bytes(b"no manifest")
     assert here_bytes() == manifest.size_bytes
     assert recorded_bytes(layer.directory.with_name("none"), manifest.size_bytes) == 0
+
+
+def test_what_was_written_and_not_synced_is_seen_by_who_looks_and_believed_by_nobody_else(
+    open_cache: OpenCache, tmp_path: Path
+) -> None:
+    manifest, contents, _ = make_layer(1, 2)
+    cache = open_cache()
+    layer = cache.hold(manifest)
+    cache.store(layer, 1, contents[1])
+    cache.flush()
+    cache.store(layer, 0, contents[0])
+    directory = tmp_path / "as a crash leaves it" / manifest.id
+    shutil.copytree(layer.directory, directory)
+    assert recorded_bytes(directory, manifest.size_bytes) == manifest.size_bytes
+    for as_guest in (True, False):
+        opened = CachedLayer.open(directory, as_guest=as_guest)
+        assert opened.positions() == [1]
+        opened.close()
+    assert recorded_bytes(directory, manifest.size_bytes) == len(contents[1])
 
 
 def test_a_range_of_metadata_needs_no_chunk_and_one_beyond_it_does(open_cache: OpenCache) -> None:

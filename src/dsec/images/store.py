@@ -283,7 +283,7 @@ class LocalImageStore:
 
     def here_bytes(self, digest: str) -> int:
         """Return how many bytes of a stored layer are on this host, metadata included: of a lazy one those that are
-        cached, and recorded by now (within seconds of their arrival). Costs two or three small reads.
+        cached. Costs two or three small reads.
 
         Raises:
             StateCorruptedError: it is damaged, or not there.

@@ -4,7 +4,8 @@
 Once all are there, the sparse file *is* the layer's EROFS file, which the kernel can read without us.
 
 What makes it survive `kill -9` and a loss of power: the record says "there" for a chunk only after the file was synced,
-one byte a chunk, so that there is no half of an answer. What was fetched and not yet recorded is fetched again.
+one byte a chunk, so that there is no half of an answer. What was fetched and not yet recorded is fetched again. Until
+then the record says "written", for those who only look: a sync is seconds away, and `ls` would be behind.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from dsec.images.lazy.formats.stored import CHUNK_BYTES, name_of
 from dsec.linux.direct_io import write_direct
 
 MANIFEST, DATA, PRESENT, ORIGINS = "manifest.json", "data", "present", "origins.json"
-_ABSENT, _THERE = b"\0", b"\1"
+_ABSENT, _THERE, _WRITTEN = b"\0", b"\1", b"\2"
+_HERE = _THERE + _WRITTEN
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DIRECT_BYTES = 256 << 10
 """Chunks of that length are written past the page cache; shorter ones are not worth it."""
@@ -104,6 +106,7 @@ class CachedLayer:
         """Have what is recorded, as whoever opens the layer; whoever wrote to it before has ended."""
         self._make_whole()
         self._read_record()
+        self._forget_unsynced()
 
     def _read_record(self) -> None:
         recorded = os.pread(self._record, self._count, 0)
@@ -111,6 +114,13 @@ class CachedLayer:
         with self._lock:
             self._there, self._unsynced = there, set()
             self._held_bytes = sum(map(self._length, there))
+
+    def _forget_unsynced(self) -> None:
+        """Say of what whoever had the layer before had not synced that it is not there, as nobody knows."""
+        recorded = os.pread(self._record, self._count, 0)
+        for place, value in enumerate(recorded):
+            if value == _WRITTEN[0]:
+                os.pwrite(self._record, _ABSENT, place)
 
     def keep_origins(self, origins: Sequence[str]) -> None:
         """Say where chunks can be had from now on, also for whoever opens the layer next; none: as before. Where the
@@ -217,6 +227,8 @@ class CachedLayer:
             if position not in self._there:
                 self._there.add(position)
                 self._held_bytes += self._length(position)
+                with contextlib.suppress(OSError):  # It is for those who look.
+                    os.pwrite(self._record, _WRITTEN, position + 1)
             self._unsynced.add(position)
         return True
 
@@ -367,7 +379,7 @@ def _check_kinds(directory: Path) -> None:
 
 
 def recorded_bytes(directory: Path, size_bytes: int) -> int:
-    """Return how many bytes of a layer's file its record in the cache says are there, whoever has the cache.
+    """Return how many bytes of a layer's file its record in the cache says are there, synced or not, whoever has it.
 
     Each byte counts once, whether it came with its chunk, with the metadata, or with both: all of them are the file.
 
@@ -380,12 +392,12 @@ def recorded_bytes(directory: Path, size_bytes: int) -> int:
         metadata, *chunks = (directory / PRESENT).read_bytes() or _ABSENT
     except (OSError, StateCorruptedError):  # It is not there, or whoever opens the cache sees to it.
         return 0
-    there = {number for number, value in enumerate(chunks) if value == _THERE[0]}
+    there = {number for number, value in enumerate(chunks) if value in _HERE}
     number_of_chunks = -(-size_bytes // CHUNK_BYTES)
     here_bytes = CHUNK_BYTES * len(there)
     if number_of_chunks - 1 in there:
         here_bytes -= CHUNK_BYTES * number_of_chunks - size_bytes
-    if metadata == _THERE[0] and len(there) < number_of_chunks:
+    if metadata in _HERE and len(there) < number_of_chunks:
         here_bytes += sum(_bytes_beside(there, extent) for extent in _recorded_metadata(directory))
     return here_bytes
 
