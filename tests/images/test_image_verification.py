@@ -285,6 +285,17 @@ def test_a_cached_layer_is_named_by_its_chunks_and_fetched_again(
     assert lazy.is_good()
 
 
+@pytest.mark.parametrize("repair", [False, True])
+def test_what_is_cached_is_mended_although_it_cannot_be_mounted(lazy: _Image, repair: bool) -> None:
+    lazy.read()
+    lazy.store.release()
+    _flip(lazy.cached, 1024)  # Where the superblock begins.
+    finding = lazy.findings(repair=repair)["layer-2 cache"]
+    assert (finding.ok, "metadata" in finding.detail) == (repair, True)
+    assert lazy.store.mount(["mine:v1"]).layer_paths == lazy.paths
+    assert lazy.read() == _DATA
+
+
 # Records and manifests.
 
 
@@ -322,6 +333,25 @@ def test_the_record_of_a_whole_layer_is_written_anew_from_its_file(
     damage(whole.directory / "layer.json")
     assert set(whole.bad()) == {"manifest of layer-2"}
     assert whole.findings(repair=True)["manifest of layer-2"].repaired
+    assert whole.is_good()
+
+
+def test_a_record_that_was_lost_with_its_file_rotten_is_written_anew_and_the_file_mended(whole: _Image) -> None:
+    (whole.directory / "layer.json").unlink()
+    _flip(whole.directory / "layer.erofs", CHUNK_BYTES + 1)
+    found = whole.findings(repair=True)
+    assert [found[part].repaired for part in ("manifest of layer-2", "layer-2")] == [True, True]
+    assert whole.is_good()
+
+
+def test_a_record_that_was_lost_does_not_name_a_manifest_that_its_file_is_not_cut_by(whole: _Image) -> None:
+    """As one that was made here is, and pulled afterwards: mending would write another file over it."""
+    file = whole.directory / "layer.erofs"
+    with file.open("r+b") as longer:
+        longer.truncate(file.stat().st_size + 4096)
+    (whole.directory / "layer.json").unlink()
+    whole.findings(repair=True)
+    assert whole.store.stored_layer(whole.digests[1])[1].manifest == ""
     assert whole.is_good()
 
 

@@ -19,12 +19,14 @@ import pytest
 from dsec.base.errors import HostDiskFullError
 from dsec.images.layer_mounts import NoLazyLayers
 from dsec.images.lazy.caching.cache import LayerCache
-from dsec.images.lazy.caching.whole import fetch_whole
+from dsec.images.lazy.caching.whole import PULLS, fetch_whole
+from dsec.images.lazy.collection.roots import fetch_document
 from dsec.images.lazy.erofs.metadata import Extent
 from dsec.images.lazy.formats import manifest as manifests
 from dsec.images.lazy.formats.manifest import LayerManifest
-from dsec.images.lazy.formats.stored import CHUNK_BYTES, encode
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, decode, encode
 from dsec.images.lazy.peers.seeds import SEEDS, Seeds
+from dsec.images.lazy.publication.conversion import fetch_manifest
 from dsec.images.lazy.publication.sharing import publish_image, pull_image
 from dsec.images.lazy.serving.client import LayerDaemon, end_daemon, kill_daemon
 from dsec.images.lazy.serving.daemon_options import DaemonOptions
@@ -231,6 +233,38 @@ def test_pulls_at_the_same_time_both_succeed_and_fetch_each_chunk_once(
         thread.join()
     assert outcomes == [LayerFormat.EROFS] * 2
     assert host.daemon.status().fetched_bytes == host.store.stored_layer(published.digest)[1].size_bytes
+
+
+@pytest.mark.parametrize("has_daemon", [True, False])
+@pytest.mark.parametrize("start", [1024, 6 << 20])
+def test_what_rotted_between_two_pulls_is_fetched_again(
+    open_host: OpenHost, published: Published, has_daemon: bool, start: int
+) -> None:
+    """The first was killed before it took the layer, or its image was removed: the cache has all of it still."""
+    host = open_host(has_daemon=has_daemon)
+    if has_daemon:
+        host.pull(eager=True)
+        host.store.remove("env")
+        (data,) = (host.store.root / "lazy/cache").glob("*/data")
+    else:
+        data = _brought_by_a_killed_pull(host)
+    with data.open("r+b") as file:
+        file.seek(start)
+        file.write(b"rotten" * 100)
+    assert _only_format(host.pull(eager=True)) is LayerFormat.EROFS
+    assert _read(host.store.mount(["env"]).layer_paths[0]) == published.contents
+
+
+def _brought_by_a_killed_pull(host: Host) -> Path:
+    """Have all of the layer in the cache of pulls without a daemon, and return its file there."""
+    (described,) = anyio.run(fetch_document, host.objects, host.reference).layers
+    manifest = anyio.run(fetch_manifest, host.objects, described.manifest)
+    cache = LayerCache(host.store.root / PULLS)
+    layer = cache.hold(manifest)
+    for place, ref in enumerate(manifest.chunks):
+        assert cache.store(layer, place, decode(ref, anyio.run(host.objects.get, chunk_key(ref.id)), "test"))
+    cache.close()
+    return layer.path
 
 
 def test_pulls_without_a_daemon_wait_for_each_other(open_host: OpenHost, published: Published) -> None:

@@ -58,6 +58,11 @@ class LazyLayers(Protocol):
             HostDiskFullError: no room for it.
         """
 
+    def forget_rotten(self, manifest_id: str) -> bool:
+        """Read what is kept of a layer, mounted or not, and forget what is not what it was when it came, so that it is
+        brought again; return whether there was any.
+        """
+
     def unmount(self, manifest_id: str) -> bool:
         """Serve a layer no more, unless something of it is open."""
 
@@ -81,6 +86,9 @@ class NoLazyLayers:
 
     def bring(self, manifest_id: str, *, origins: Sequence[str], file: Path, within_s: float) -> Brought | None:
         return None
+
+    def forget_rotten(self, manifest_id: str) -> bool:
+        return False
 
     def unmount(self, manifest_id: str) -> bool:
         return False

@@ -16,14 +16,15 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
-from dsec.base.errors import DsecError, StateLockedError
+from dsec.base.errors import DsecError, StateCorruptedError, StateLockedError
 from dsec.images.durable import full_disk_reported
 from dsec.images.lazy.caching.bringing import Progress, bring_whole, no_room, untold
 from dsec.images.lazy.caching.cache import LayerCache
@@ -45,6 +46,8 @@ _KEPT_S = 7 * 86_400.0
 PULLS = "pulls"
 """Name of the directory in an image store with the cache of those who pull without a daemon."""
 WITHOUT_BOUND = 1 << 62
+_TRIES = 3
+"""So often is a layer brought of which something rots as it comes: then its disk keeps nothing."""
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
@@ -74,6 +77,7 @@ async def fetch_whole(
         manifest, origins = decode(file.read_bytes(), str(file), expected=record.manifest), record.origins
     if record.format is LayerFormat.LAZY:
         await anyio.to_thread.run_sync(_check_room, images, manifest)
+    tries = _TRIES
     while record.format is LayerFormat.LAZY:
         brought = await anyio.to_thread.run_sync(
             lambda: images.lazy.bring(manifest.id, origins=origins, file=file, within_s=_ROUND_S)
@@ -83,7 +87,9 @@ async def fetch_whole(
         else:
             progress(brought.here_bytes, manifest.size_bytes)
             if brought.path is not None:
-                await anyio.to_thread.run_sync(_take, images, manifest, brought.path)
+                tries -= 1
+                is_rotten = partial(images.lazy.forget_rotten, manifest.id) if tries else _never
+                await anyio.to_thread.run_sync(_take, images, manifest, brought.path, is_rotten)
         record = (await anyio.to_thread.run_sync(images.stored_layer, digest))[1]
     progress(manifest.size_bytes, manifest.size_bytes)
     if isinstance(images.lazy, LayerDaemon):
@@ -107,15 +113,37 @@ def _seed(images: LocalImageStore, manifest: LayerManifest, daemon: LayerDaemon)
             Seeds(daemon.root / SEEDS).add(manifest, file)
 
 
-def _take(images: LocalImageStore, manifest: LayerManifest, file: Path) -> None:
-    """Take a whole file into the store. One that has left the cache meanwhile is left alone: it is brought again."""
+def _never() -> bool:
+    """Nothing rots."""
+    return False
+
+
+def _take(images: LocalImageStore, manifest: LayerManifest, file: Path, is_rotten: Callable[[], bool]) -> bool:
+    """Take a whole file into the store; return False where it is to be brought again, at least in part.
+
+    One that has left the cache meanwhile is left alone. In one that is not the layer, something may have rotted since
+    it came and was verified; what may also be is that its chunks are right, and the manifest lies.
+
+    Args:
+        is_rotten: reads the file again, and forgets what is not what its name says; returns whether anything is.
+    """
     with images.work_directory() as work, full_disk_reported("storing a layer"):
         taken = work.path / "pulled.erofs"
         try:
             _link(file, taken)
         except FileNotFoundError:
-            return
-        images.take_erofs_file(taken, work, expected=manifest.layer, protect=False)
+            return False
+        try:
+            images.take_erofs_file(taken, work, expected=manifest.layer, protect=False)
+        except StateCorruptedError:
+            if not is_rotten():
+                raise
+            return False
+    return True
+
+
+def _forget_rotten(layer: CachedLayer) -> bool:
+    return bool(layer.verify()[1])
 
 
 def _link(file: Path, target: Path) -> None:
@@ -142,12 +170,15 @@ async def _fetch_here(
         layer = await anyio.to_thread.run_sync(cache.hold, manifest)
         is_kept = True
         try:
-            is_kept = await _brought(cache, layer, sources_of, progress)
-            if not is_kept:
-                raise no_room(manifest)
-            with full_disk_reported("pulling an image"):
-                await anyio.to_thread.run_sync(layer.flush)
-            await anyio.to_thread.run_sync(_take, images, manifest, layer.path)
+            for is_last in (*(_TRIES - 1) * (False,), True):
+                is_kept = await _brought(cache, layer, sources_of, progress)
+                if not is_kept:
+                    raise no_room(manifest)
+                with full_disk_reported("pulling an image"):
+                    await anyio.to_thread.run_sync(layer.flush)
+                is_rotten = _never if is_last else partial(_forget_rotten, layer)
+                if await anyio.to_thread.run_sync(_take, images, manifest, layer.path, is_rotten):
+                    break
             is_kept = False
         finally:
             cache.release(layer)

@@ -133,7 +133,20 @@ class LayerDaemon:
             origins, file: as of `mount`.
             progress: told how many chunks were looked at.
         """
-        self.mount(manifest_id, origins=origins, file=file)
+        try:
+            self.mount(manifest_id, origins=origins, file=file)
+        except StateCorruptedError:
+            # It may be what is cached of it that keeps it from being mounted.
+            if not (found := self._verified(manifest_id, repair, progress)).bad:
+                raise
+            return found
+        return self._verified(manifest_id, repair, progress)
+
+    def forget_rotten(self, manifest_id: str) -> bool:
+        """Read what is cached of a layer, mounted or not, and forget what rotted; return whether anything did."""
+        return bool(self._verified(manifest_id, False, _untold).bad)
+
+    def _verified(self, manifest_id: str, repair: bool, progress: Callable[[int], None]) -> Answer:
         # By the part, so that no answer has to wait for a slow disk to be read from end to end.
         first, pieces = -1, 0
         bad: tuple[int, ...] = ()

@@ -284,7 +284,8 @@ class _Door:
                     self._server.flush()
             finally:
                 mapped = self._mounts.evict(request.manifest, bad)
-        is_all = places.stop >= len(self._server.layer(request.manifest).manifest.chunks)
+        manifest = self._server.cache.manifest(request.manifest)
+        is_all = manifest is None or places.stop >= len(manifest.chunks)
         return Answer(pieces=checked, bad=tuple(bad), mapped=mapped, done=is_all)
 
     def _brought(self, request: Bring) -> Answer:

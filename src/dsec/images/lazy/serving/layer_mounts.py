@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from dsec.base.errors import CapabilityMissingError, DsecError, ObjectNotFoundError, StateCorruptedError
+from dsec.base.errors import CapabilityMissingError, DsecError, StateCorruptedError
 from dsec.images.lazy.caching.cached_layer import METADATA
 from dsec.images.lazy.erofs.superblock import check_superblock
 from dsec.images.lazy.formats.manifest import LayerManifest
@@ -192,21 +192,18 @@ class LazyMounts:
             return False
 
     def verify(self, manifest_id: str, places: range | None = None) -> tuple[int, list[int]]:
-        """Read what is here of a mounted layer, or only of some chunks; forget what is not what its name says, so that
-        it is fetched again when it is read. Return how much was read, and the numbers of what was forgotten.
+        """Read what is here of a layer, mounted or not, or only of some chunks; forget what is not what its name says,
+        so that it is fetched again when it is read. Return how much was read, and the numbers of what was forgotten.
 
         What the kernel has in its page cache it goes on using until `evict`.
 
         Raises:
-            ObjectNotFoundError: the layer is not mounted.
+            ObjectNotFoundError: nothing is cached of it.
         """
         with self._lock:
             device = self._devices().get(manifest_id)
-            if device is None:
-                raise ObjectNotFoundError(f"layer {manifest_id[:12]} is not mounted")
-            layer = self._server.layer(manifest_id)
-        checked, bad = layer.verify(places)
-        if bad:
+        checked, bad = self._server.verify(manifest_id, places)
+        if bad and device is not None:
             with self._lock:
                 # The kernel may read the local file itself, where it would go on finding what was just forgotten.
                 self._server.reopen(manifest_id)

@@ -13,7 +13,7 @@ import errno
 import math
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ import anyio
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from dsec.base.errors import DsecError, InvalidRequestError, StoreUnavailableError
+from dsec.base.errors import DsecError, InvalidRequestError, ObjectNotFoundError, StoreUnavailableError
 from dsec.distribution.prefetch import PrefetchProgress, PrefetchSettings
 from dsec.images.layer_mounts import Brought
 from dsec.images.lazy.caching.bringing import bring_whole, no_room
@@ -255,8 +255,27 @@ class LayerServer:
         self._complete.discard(manifest_id)
 
     def bring(self, manifest_id: str, positions: Sequence[int]) -> None:
-        """Fetch chunks of a layer that is shown, before anybody reads them. Raises as `show`."""
-        self._portal.call(self._fetcher.bring, self._layers[manifest_id], positions)
+        """Fetch chunks of a layer of the cache, before anybody reads them. Raises as `show`."""
+        with self._held(manifest_id) as layer:
+            self._portal.call(self._fetcher.bring, layer, positions)
+
+    def verify(self, manifest_id: str, places: range | None = None) -> tuple[int, list[int]]:
+        """Read what is here of a layer of the cache, shown or not; forget what is not what its name says. Return how
+        much was read, and the numbers of what was forgotten.
+        """
+        with self._held(manifest_id) as layer:
+            return layer.verify(places)
+
+    @contextlib.contextmanager
+    def _held(self, manifest_id: str) -> Iterator[CachedLayer]:
+        manifest = self.cache.manifest(manifest_id)
+        if manifest is None:
+            raise ObjectNotFoundError(f"nothing is cached of layer {manifest_id[:12]}")
+        layer = self.cache.hold(manifest)
+        try:
+            yield layer
+        finally:
+            self.cache.release(layer)
 
     def bring_whole(self, manifest: LayerManifest, origins: Sequence[str], *, within_s: float) -> Brought | None:
         """Fetch for a while what is missing of a layer, shown or not; None: the cache is too small for it.

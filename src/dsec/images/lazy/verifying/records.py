@@ -22,6 +22,7 @@ from dsec.images.lazy.formats.document import ImageDocument
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.origins import Origins
 from dsec.images.lazy.serving.client import LAZY
+from dsec.images.lazy.verifying.pieces import PieceFile
 from dsec.images.listing import tree_digest
 from dsec.images.store import LocalImageStore
 from dsec.model.image import LayerFormat
@@ -134,19 +135,7 @@ def _new_record(
     images: LocalImageStore, path: Path, digest: str, manifest: LayerManifest | None, origins: tuple[str, ...]
 ) -> LayerRecord:
     if (path / EROFS_FILE).exists():
-        with images.work_directory() as work, erofs.opened(path / EROFS_FILE, work.path) as root_fd:
-            found, entries = tree_digest(root_fd)
-        if found != digest:
-            raise StateCorruptedError("its record is lost, and its file is another layer's", detail=found)
-        return LayerRecord(
-            version=1,
-            digest=digest,
-            format=LayerFormat.EROFS,
-            size_bytes=(path / EROFS_FILE).stat().st_size,
-            entries=entries,
-            manifest="" if manifest is None else manifest.id,
-            origins=origins,
-        )
+        return _record_of_file(images, path / EROFS_FILE, digest, manifest, origins)
     if manifest is None:
         kind = "directory" if (path / TREE).exists() else "layer"
         raise StateCorruptedError(f"the record of this {kind} is lost, and nothing here says what it was")
@@ -159,6 +148,34 @@ def _new_record(
         manifest=manifest.id,
         origins=origins,
     )
+
+
+def _record_of_file(
+    images: LocalImageStore, file: Path, digest: str, manifest: LayerManifest | None, origins: tuple[str, ...]
+) -> LayerRecord:
+    """Return the record of a whole layer. It names the manifest only if the file is cut as that says: by it the file is
+    mended in place, and one that is laid out otherwise would be written over under its mounts.
+    """
+    size_bytes = file.stat().st_size
+    found, entries = _content_of(images, file)
+    record = LayerRecord(version=1, digest=digest, format=LayerFormat.EROFS, size_bytes=size_bytes, entries=entries)
+    if manifest is not None and size_bytes == manifest.size_bytes:
+        bad, total = len(PieceFile(file, manifest).bad(range(len(manifest.chunks)))), len(manifest.chunks)
+        # One that rotted as well is mended next. Of a file that is laid out otherwise, hardly a chunk is the same.
+        if not bad or (found != digest and 2 * bad < total):
+            return msgspec.structs.replace(record, entries=manifest.entries, manifest=manifest.id, origins=origins)
+    if found != digest:
+        raise StateCorruptedError("its record is lost, and its file is another layer's, or rotten", detail=found)
+    return record
+
+
+def _content_of(images: LocalImageStore, file: Path) -> tuple[str, int]:
+    """Return the digest of what is in a file, and how many entries; what is wrong with it in place of the digest."""
+    try:
+        with images.work_directory() as work, erofs.opened(file, work.path) as root_fd:
+            return tree_digest(root_fd, file_bytes=file.stat().st_size)
+    except (DsecError, OSError) as error:
+        return str(error), 0
 
 
 def _write(images: LocalImageStore, path: Path, record: LayerRecord, manifest: LayerManifest | None) -> None:
