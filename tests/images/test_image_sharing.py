@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from dsec.images.lazy.collection import publishing
 from dsec.images.lazy.erofs.layout import LAYOUT
 from dsec.images.lazy.formats.document import image_key
 from dsec.images.lazy.formats.manifest import LayerManifest
-from dsec.images.lazy.formats.stored import name_of
+from dsec.images.lazy.formats.stored import CHUNK_BYTES, name_of
 from dsec.images.lazy.publication.conversion import LayerFile, Sink, convert, publish
 from dsec.images.lazy.publication.sharing import publish_image, pull_image
 from dsec.images.lazy.serving.client import kill_daemon
@@ -104,6 +105,24 @@ def test_a_killed_daemon_is_no_matter_to_the_store(hosts: ImageHosts, tmp_path: 
     kill_daemon(hosts.daemon())
     there.release()
     assert (paths[0] / "a").read_text() == "a" * 5000
+
+
+def test_a_publication_of_something_long_says_how_far_it_is(
+    hosts: ImageHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "_LONG_BYTES", 2 * CHUNK_BYTES)
+    here = hosts.host("here")
+    tree = make_tree(tmp_path / "tree")
+    (tree / "large").write_bytes(os.urandom(2 * CHUNK_BYTES))
+    layers = [here.add_layer(tree), here.add_layer(make_tree(tmp_path / "small", a="a"))]
+    here.add_image("mine:v1", layers, ImageConfig(), source="test")
+    said: list[str] = []
+    _run(lambda: publish_image(here, "mine:v1", hosts.objects, say=said.append))
+    steps = [line for line in said if line.startswith("publishing layer")]
+    assert [line.split()[2] for line in steps] == [f"{layers[0][7:19]}:"] * len(steps)
+    assert len(steps) == 3
+    *_, done, _, total = steps[-1].replace(" MiB", "").split()
+    assert done == total
 
 
 def test_an_eager_pull_makes_layers_like_those_that_were_made_here(hosts: ImageHosts, tmp_path: Path) -> None:

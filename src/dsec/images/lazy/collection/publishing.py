@@ -23,13 +23,18 @@ from dsec.images.lazy.collection.opened import LayerObjects, each
 from dsec.images.lazy.collection.roots import put_document
 from dsec.images.lazy.collection.rules import may_rely
 from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.stored import CHUNK_BYTES
 from dsec.images.lazy.publication.conversion import LayerFile, PublishReport, convert, fetch_manifest
+from dsec.images.registry.progress import Meter
 
 _PUTS_AT_ONCE = 8
 """Each holds a stored chunk of up to 4 MiB."""
 _TRIES = 3
 ROUNDS = 20
 """So often is tried again what a collector may be deleting."""
+
+_LONG_BYTES = 16 * CHUNK_BYTES
+"""A layer of this length takes long enough that people want to see how far it is."""
 
 Say = Callable[[str], None]
 Made = TypeVar("Made")
@@ -51,7 +56,7 @@ class Publication:
     def __init__(self, objects: LayerObjects, say: Say = quiet, *, resend: bool = False) -> None:
         self.objects = objects
         self.resend = resend
-        self._say = say
+        self.say = say
         self._needed: set[Part] = set()
         self._looked_at_s: dict[Part, float] = {}
         """When each part was found to be there, and safe to rely on."""
@@ -114,7 +119,7 @@ class Publication:
 
     async def wait(self, parts: int) -> None:
         """Wait until parts that somebody may be deleting can be offered again."""
-        self._say(f"waiting {self.objects.window_s:.0f} s: {parts} parts may be in course of deletion")
+        self.say(f"waiting {self.objects.window_s:.0f} s: {parts} parts may be in course of deletion")
         await self.objects.times.sleep(self.objects.window_s)
 
     async def confirm(self) -> bool:
@@ -262,6 +267,9 @@ async def _offered(
     """Convert a layer and offer its chunks, or only some of them, several at a time."""
     send, receive = anyio.create_memory_object_stream[tuple[Part, bytes]](0)
     offered: set[Part] = set()
+    size_bytes = file.path.stat().st_size
+    say = publication.say if size_bytes >= _LONG_BYTES else quiet
+    meter = Meter(f"publishing layer {file.layer[7:19]}", size_bytes, say)
 
     async def work() -> None:
         async for part, stored in receive:
@@ -274,6 +282,8 @@ async def _offered(
         if part not in offered and (only is None or part in only):
             offered.add(part)
             anyio.from_thread.run(send.send, (part, stored))
+        # Nearly: pieces of the metadata count, and again with the chunks that hold them.
+        meter.add(min(CHUNK_BYTES, size_bytes - meter.bytes))
 
     failures: list[Exception] = []
     made: list[LayerManifest] = []
