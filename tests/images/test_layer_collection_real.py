@@ -23,8 +23,10 @@ from dsec.images.lazy.collection.objects import FORMAT, PINS, Part
 from dsec.images.lazy.collection.opened import open_layer_objects
 from dsec.images.lazy.collection.renewing import renew
 from dsec.images.lazy.collection.roots import fetch_document, unpublish
+from dsec.images.lazy.formats.document import IMAGES
 from dsec.images.lazy.formats.stored import encode
 from dsec.images.lazy.publication.conversion import fetch_manifest
+from dsec.images.lazy.publication.pulled import PulledFrom, forget_others, note_pulled, pulled_from
 from dsec.images.lazy.publication.sharing import publish_image, pull_image
 from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig
@@ -136,6 +138,32 @@ def test_a_pull_whose_image_is_unpublished_meanwhile_says_so_and_leaves_nothing(
         _run(lambda: pull_image(there, reference, Racing(hosts.objects)))
     assert there.list() == ()
     assert list((there.root / "layers").iterdir()) == []
+
+
+def test_a_collection_here_leaves_the_pins_and_notes_of_a_pull_at_the_same_time(
+    hosts: ImageHosts, tmp_path: Path
+) -> None:
+    reference, _ = _publish(hosts, tmp_path)
+    there = hosts.host("there")
+    taken_back = []
+
+    class Collecting(FaultyObjectStore):
+        """A store to which, after the pins are put, a collection comes first."""
+
+        async def head(self, key: str, *, timeout_s: float = 60.0) -> ObjectInfo | None:
+            if key.startswith(IMAGES):
+                taken_back.append((await collect_local(there, None, self.inner.url)).unpinned)
+            return await self.inner.head(key, timeout_s=timeout_s)
+
+    image = _run(lambda: pull_image(there, reference, Collecting(hosts.objects)))
+    assert (taken_back, _pins(hosts)) == ([0], 1)
+
+    def known_a_moment_ago() -> frozenset[str]:
+        note_pulled(there.root, "sha256:" + "ab" * 32, PulledFrom(reference=reference, store=hosts.objects.url))
+        return frozenset({image.image_id})
+
+    forget_others(there.root, known_a_moment_ago)
+    assert pulled_from(there.root, "sha256:" + "ab" * 32) is not None
 
 
 class _Later(FaultyObjectStore):

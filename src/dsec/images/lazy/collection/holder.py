@@ -1,19 +1,31 @@
-"""Who this host is to an object store: under which name it holds layers that it pulled, and which those are."""
+"""Who this host is to an object store: under which name it holds layers that it pulled, and which those are.
+
+Whoever pulls pins layers in their store first, and stores them here next. In between they look like what this host has
+no more, whose pins a collection here takes back. So a pull holds a lock, shared, from the one to the other; and a
+collection takes nothing back while anybody does.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import anyio
+
 from dsec.base.errors import StateCorruptedError
-from dsec.images.durable import write_atomically
+from dsec.images.durable import full_disk_reported, write_atomically
 from dsec.images.layers import read_record
 from dsec.images.lazy.formats.stored import is_name
 from dsec.model.image import LayerFormat
 
 _FILE = "holder"
 _HALF = 32
+_LOCK = "pinning.lock"
+_POLL_S = 0.02
 
 
 def holder_of(images: Path) -> str:
@@ -47,6 +59,41 @@ def stored_lazily(images: Path) -> dict[str, tuple[str, ...]]:
         if record.format is LayerFormat.LAZY:
             found[record.manifest] = record.origins
     return found
+
+
+@asynccontextmanager
+async def pinning(images: Path) -> AsyncIterator[None]:
+    """Have nobody on this host take pins back for the duration of the block, in which layers are pinned and stored."""
+    descriptor = _open_lock(images)
+    try:
+        while not _is_taken(descriptor, fcntl.LOCK_SH):  # noqa: ASYNC110 - another process lets go of it.
+            await anyio.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def taking_back(images: Path) -> Iterator[bool]:
+    """Yield whether nobody is `pinning`, nor begins to for the duration of the block."""
+    descriptor = _open_lock(images)
+    try:
+        yield _is_taken(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(images: Path) -> int:
+    with full_disk_reported("locking the image store"):
+        return os.open(images / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_taken(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _read(path: Path) -> str | None:

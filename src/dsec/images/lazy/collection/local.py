@@ -16,8 +16,8 @@ import msgspec
 from dsec.base.errors import DsecError, StateLockedError
 from dsec.images.lazy.caching.cache import LayerCache
 from dsec.images.lazy.caching.whole import PULLS, WITHOUT_BOUND
-from dsec.images.lazy.collection.holder import holder_of, stored_lazily
-from dsec.images.lazy.collection.roots import pin, unpin
+from dsec.images.lazy.collection.holder import holder_of, stored_lazily, taking_back
+from dsec.images.lazy.collection.roots import pin, pinned, unpin
 from dsec.images.lazy.origins import REGISTRY_SCHEME
 from dsec.images.lazy.publication.pulled import forget_others
 from dsec.images.lazy.serving.client import LAZY, LayerDaemon
@@ -66,8 +66,9 @@ async def collect_local(
     """
     needed = await anyio.to_thread.run_sync(stored_lazily, images.root)
     if not dry_run:
-        known = frozenset(image.image_id for image in await anyio.to_thread.run_sync(images.list))
-        await anyio.to_thread.run_sync(forget_others, images.root, known)
+        await anyio.to_thread.run_sync(
+            forget_others, images.root, lambda: frozenset(image.image_id for image in images.list())
+        )
     layers, freed_bytes = await anyio.to_thread.run_sync(lambda: _prune(images, daemon, needed, dry_run=dry_run))
     report = LocalCollectionReport(cached_layers=layers, freed_bytes=freed_bytes, is_dry_run=dry_run)
     return report if dry_run else await _pins(images, needed, (store_url, *also), report)
@@ -110,17 +111,24 @@ async def _pins(
     pins, unpinned, problems = 0, 0, []
     for url, manifests in by_store.items():
         try:
-            unpinned += await _pins_in(url, holder, manifests)
+            unpinned += await _pins_in(url, holder, manifests, images.root)
             pins += len(manifests)
         except DsecError as error:
             problems.append(f"{url}: {error.brief}")
     return msgspec.structs.replace(report, pins=pins, unpinned=unpinned, problems=tuple(problems))
 
 
-async def _pins_in(url: str, holder: str, manifests: Sequence[str]) -> int:
+async def _pins_in(url: str, holder: str, manifests: Sequence[str], root: Path) -> int:
     store = await anyio.to_thread.run_sync(open_store, url)
     try:
         await pin(store, holder, manifests)
-        return await unpin(store, holder, manifests)
+        idle = await pinned(store, holder) - set(manifests)
+        with taking_back(root) as is_nobody_pinning:
+            if not idle or not is_nobody_pinning:
+                return 0  # What somebody has pinned and not stored yet cannot be told apart: the next time.
+            # What was stored since we looked first is needed.
+            idle -= (await anyio.to_thread.run_sync(stored_lazily, root)).keys()
+            await unpin(store, holder, idle)
+        return len(idle)
     finally:
         await store.aclose()

@@ -220,14 +220,16 @@ async def pin(store: ObjectStore, host: str, manifests: Iterable[str]) -> None:
     await each(sorted(set(manifests)), put)
 
 
-async def unpin(store: ObjectStore, host: str, keep: Iterable[str]) -> int:
-    """Take back the pins of a host other than those to keep; return how many."""
-    kept = {pin_key(manifest, host) for manifest in keep}
-    mine = [info.key async for info in store.list(PINS) if info.key.endswith(f".{host}")]
-    gone = [key for key in mine if key not in kept]
-    if gone:
+async def pinned(store: ObjectStore, host: str) -> frozenset[str]:
+    """Return the manifests that a host has pinned."""
+    pins = [info.key.removeprefix(PINS).partition(".") async for info in store.list(PINS)]
+    return frozenset(manifest for manifest, _, holder in pins if holder == host)
+
+
+async def unpin(store: ObjectStore, host: str, manifests: Iterable[str]) -> None:
+    """Take back pins of a host."""
+    if gone := [pin_key(manifest, host) for manifest in sorted(manifests)]:
         await store.delete(gone)
-    return len(gone)
 
 
 async def _tags(store: ObjectStore) -> AsyncIterator[Tag]:

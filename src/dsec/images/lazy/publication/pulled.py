@@ -4,6 +4,7 @@ again, and given back to who lost them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -49,13 +50,17 @@ def pulled_from(images: Path, image_id: str) -> PulledFrom | None:
     return found if found.version == _VERSION else None
 
 
-def forget_others(images: Path, image_ids: frozenset[str]) -> None:
-    """Forget where images were pulled from that are not among these."""
-    kept = {_file(images, image_id) for image_id in image_ids}
+def forget_others(images: Path, known: Callable[[], frozenset[str]]) -> None:
+    """Forget where images were pulled from that are not here any more.
+
+    Args:
+        images: directory of the image store.
+        known: returns the ids of all images. Asked after the notes were listed, since an image has its name first.
+    """
     directory = images / _DIRECTORY
-    for file in list(directory.glob("*.json")) if directory.exists() else ():
-        if file not in kept:
-            file.unlink(missing_ok=True)
+    files = list(directory.glob("*.json")) if directory.exists() else []
+    for file in set(files) - {_file(images, image_id) for image_id in known()}:
+        file.unlink(missing_ok=True)
 
 
 def _file(images: Path, image_id: str) -> Path:

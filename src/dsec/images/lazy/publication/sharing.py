@@ -32,7 +32,7 @@ from dsec.images.durable import full_disk_reported
 from dsec.images.layers import LayerRecord
 from dsec.images.lazy.caching.bringing import Progress, untold
 from dsec.images.lazy.caching.whole import fetch_whole
-from dsec.images.lazy.collection.holder import holder_of
+from dsec.images.lazy.collection.holder import holder_of, pinning
 from dsec.images.lazy.collection.objects import tag_key
 from dsec.images.lazy.collection.opened import open_layer_objects
 from dsec.images.lazy.collection.publishing import (
@@ -250,13 +250,14 @@ async def pull_image(
     if name is None and is_reference(image):
         await anyio.to_thread.run_sync(_check_free, images, document)
     manifests = [await _manifest_of(store, layer) for layer in document.layers]
-    if not eager:
-        await _hold(images, reference, store, manifests)
     digests: list[str] = []
     with images.undone_on_failure(digests):
-        for manifest in manifests:
-            add = partial(images.add_lazy_layer, manifest, origins=[store.url])
-            digests.append(await anyio.to_thread.run_sync(add))
+        async with pinning(images.root):
+            if not eager:
+                await _hold(images, reference, store, manifests)
+            for manifest in manifests:
+                add = partial(images.add_lazy_layer, manifest, origins=[store.url])
+                digests.append(await anyio.to_thread.run_sync(add))
         if eager:
             await _fetch_whole(images, manifests, store.url, progress)
         source = f"{document.source} ({store.url})"
