@@ -52,7 +52,7 @@ from dsec.model.sandbox import SandboxFilter, SandboxSpec, SandboxState
 from dsec.node.node import Node
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.stores.objects_memory import MemoryObjectStore
-from dsec.testing.episodes_suite import LONG, collected, ended, is_in, outputs, script, until
+from dsec.testing.episodes_suite import LONG, begun, collected, ended, is_in, outputs, script, until
 from dsec.testing.faulty_store import Faults, FaultyObjectStore
 from dsec.testing.memory_worker import QUICK, MemoryWorker
 from dsec.testing.simulated_disk import DiskFaults, SimulatedDisk
@@ -154,10 +154,11 @@ async def until_gone(node: Node, left: int = 0) -> None:
             await anyio.sleep(0.005)
 
 
+@pytest.mark.slow
 async def test_a_paused_episode_is_paused_in_the_next_worker_and_its_deadline_stands_still(
     place: MemoryWorker,
 ) -> None:
-    limited = spec("echo one", "sleep 0.05; echo two", limits=EpisodeLimits(deadline_s=60.0))
+    limited = spec("echo one", "sleep 1; echo two", limits=EpisodeLimits(deadline_s=60.0))
     clock = ManualClock()
     place.options["clock"] = clock
     async with place.node() as node:
@@ -182,8 +183,7 @@ async def test_what_must_not_run_twice_waits_for_a_verdict_after_a_death(place: 
     async with place.node() as node:
         async with place.worker(node) as worker:
             await worker.start(asked, episode_id="ep-a")
-            await until(worker, "ep-a", lambda now: now.rounds == 1)
-            await anyio.sleep(0.03)
+            await begun(worker, "ep-a", 2)
         async with place.worker(node) as worker:
             info = await until(worker, "ep-a", is_in(WAITING))
             (unknown,) = info.unknown
@@ -208,8 +208,7 @@ async def test_an_episode_is_cancelled_wherever_it_is(place: MemoryWorker, state
     async with place.node() as node:
         async with place.worker(node) as worker:
             await worker.start(spec(LONG, shell_effect="once"), episode_id="ep-first")
-            await until(worker, "ep-first", is_in(RUNNING))
-            await anyio.sleep(0.05)
+            await begun(worker, "ep-first", 1)
         async with place.worker(node, policies=Deciding(fail) if state is STOPPED else None) as worker:
             if state is QUEUED:
                 await worker.start(spec(LONG), episode_id="ep-runs")

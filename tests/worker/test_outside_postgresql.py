@@ -180,12 +180,25 @@ async def test_a_lost_commit_without_a_ledger_is_unknown(bank: Bank) -> None:
 
 
 async def test_a_worker_that_was_given_up_in_the_middle_of_its_transaction_does_nothing(bank: Bank) -> None:
-    slow = bank.again(statements=[TRANSFER, "SELECT pg_sleep(0.3)"])
-    async with anyio.create_task_group() as tasks:
+    slow = bank.again(statements=[TRANSFER, "SELECT pg_advisory_xact_lock(7)"], timeout_s=60.0)
+    waiting = "SELECT count(*) >= {} FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    found: list[Any] = []
+
+    async def ask() -> None:
+        found.append(await slow.ask(asked(1, epoch=2)))
+
+    async with (
+        anyio.create_task_group() as tasks,
+        await psycopg.AsyncConnection.connect(bank.server.connection, autocommit=True) as holder,
+    ):
+        await holder.execute("SELECT pg_advisory_lock(7)")
         tasks.start_soon(slow.send, asked(1, epoch=1))
-        await bank.until("SELECT count(*) - 1 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(0%'")
+        await bank.until(waiting.format(1))
         # The new writer asks while the old one's transaction runs: it waits, and finds what that did.
-        assert isinstance(await slow.ask(asked(1, epoch=2)), OutsideAnswer)
+        tasks.start_soon(ask)
+        await bank.until(waiting.format(2))
+        await holder.execute("SELECT pg_advisory_unlock(7)")
+    assert isinstance(found[0], OutsideAnswer)
     with pytest.raises(WriterFencedError):
         await bank.system.send(asked(2, epoch=1))
     assert await bank.times(asked(2).operation_id) == 0
@@ -194,7 +207,7 @@ async def test_a_worker_that_was_given_up_in_the_middle_of_its_transaction_does_
 async def test_a_server_that_is_killed_is_asked_when_it_is_back(bank: Bank) -> None:
     await bank.system.send(asked(1))
     server = bank.server
-    patient = bank.again(backoff_s=[0.1] * 50)
+    patient = bank.again(backoff_s=[0.1] * 600)
     async with anyio.create_task_group() as tasks:
         server.kill()
         found: list[Any] = []

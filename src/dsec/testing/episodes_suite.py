@@ -26,6 +26,7 @@ from dsec.episode.log_events import (
     EpisodeHeld,
     EpisodeReleased,
     EpisodeSteered,
+    OperationsRunning,
     RoundCommitted,
     Verdict,
 )
@@ -69,6 +70,16 @@ async def ended(episodes: EpisodeService, episode_id: str) -> EpisodeInfo:
     """Wait until an episode has ended, and return what is known of it."""
     await collected(episodes, episode_id)
     return await episodes.get(episode_id)
+
+
+async def begun(episodes: EpisodeService, episode_id: str, number: int) -> EpisodeInfo:
+    """Wait until calls of a round that may not happen twice are announced: from then on they may have happened."""
+    with anyio.fail_after(ENDS_S):
+        async with episodes.events(episode_id) as events:
+            async for each in events:
+                if isinstance(each.event, OperationsRunning) and each.event.number == number:
+                    return await episodes.get(episode_id)
+    raise AssertionError("the episode has ended")
 
 
 async def until(
@@ -234,12 +245,11 @@ class EpisodesSuite:
     async def test_an_episode_that_is_paused_stands_still_with_its_command_and_goes_on(
         self, episodes: EpisodeService
     ) -> None:
-        info = await episodes.start(self.spec("echo one", "sleep 0.2; echo two"))
-        await until(episodes, info.episode_id, lambda now: now.rounds == 1)
+        info = await self.running(episodes, command="sleep 1; echo two")
         info = await episodes.pause(info.episode_id, keep_memory=True)
         assert info.state is EpisodeState.PAUSED
         assert (await episodes.pause(info.episode_id, keep_memory=True)).state is EpisodeState.PAUSED
-        await anyio.sleep(0.3)
+        await anyio.sleep(1.2)
         now = await episodes.get(info.episode_id)
         assert (now.rounds, now.state) == (info.rounds, EpisodeState.PAUSED)
         assert (await episodes.resume(info.episode_id)).state in (EpisodeState.RUNNING, EpisodeState.ENDED)

@@ -122,16 +122,35 @@ def loop_devices_of(state_dir: Path) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def wait_loop_devices_gone(state_dir: Path, patience_s: float = 60.0) -> None:
+def wait_loop_devices_gone(state_dir: Path, patience_s: float = 240.0) -> None:
     """Wait until no loop device has a file in the state directory. Raises `AssertionError` when one stays.
 
     The kernel lets go of a device after the last mount of it, and a container that starts elsewhere at this moment
-    holds a copy of every mount until it has its own root.
+    holds a copy of every mount until it has its own root. The file system itself ends after that: a btrfs first writes
+    what was never asked for, and deletes the subvolumes that were given up, which on a busy disk takes minutes.
     """
     ends_at = time.monotonic() + patience_s
     while left := loop_devices_of(state_dir):
-        assert time.monotonic() < ends_at, left
+        assert time.monotonic() < ends_at, [f"{each}: {_held_by(each.partition(' ')[0])}" for each in left]
         time.sleep(0.05)
+
+
+def _held_by(device: str) -> str:
+    """Say what holds a loop device: a file system without a mount is held by the kernel, or by overlays over it."""
+    mounted = [
+        f"{file.parent.name} {_text(file.with_name('comm')).strip()}"
+        for file in Path("/proc").glob("[0-9]*/mountinfo")
+        if f"/dev/{device} " in _text(file)
+    ]
+    systems = [entry.parent.parent.name for entry in Path("/sys/fs/btrfs").glob(f"*/devices/{device}")]
+    return f"btrfs {systems}, in the mount namespaces of {mounted}"
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""  # The process has ended.
 
 
 def clear_away(state_dir: Path) -> None:

@@ -31,7 +31,7 @@ from dsec.runtimes.container.runtime import RUN_DIRECTORY
 from dsec.testing.ordinary_user import user_name
 
 _PREFIX = "dsec-session-"
-PATIENCE_S = 20.0
+PATIENCE_S = 240.0
 """Daemons end after the last mount, and the kernel lets go of a loop device when it comes to it."""
 
 
