@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -99,6 +100,25 @@ def test_metadata_that_would_fill_the_memory_is_refused() -> None:
     with pytest.raises(StateCorruptedError) as caught:
         manifest.decode(data, "a store")
     assert "2.0 GiB" in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        b'"metadata":[%s],' % b",".join([b"[0,4096]"] * 1_500_000),
+        b",".join(b'"%x":0' % n for n in range(500_000)) + b",",
+    ],
+    ids=["lists", "fields"],
+)
+def test_a_manifest_of_millions_of_things_takes_little_more_memory_than_it_is_long(repeated: bytes) -> None:
+    data = b"{" + repeated + b'"version":1}'
+    tracemalloc.start()
+    try:
+        with pytest.raises(StateCorruptedError, match="more than|unknown field"):
+            manifest.decode(data, "a store")
+        assert tracemalloc.get_traced_memory()[1] < len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_trace_that_names_each_chunk_of_a_tebibyte_again_and_again_is_refused() -> None:

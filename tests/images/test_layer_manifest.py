@@ -57,6 +57,7 @@ def test_references_follow_from_the_document() -> None:
         ({"size_bytes": 1 << 60}, "cannot have"),
         ({"size_bytes": -4096}, "cannot have"),
         ({"entries": 0}, "entries"),
+        ({"entries": (1 << 63) - 1}, "entries"),
         ({"chunks": [[_NAME, 100]]}, "names 1 chunks"),
         ({"chunks": [[_NAME, 100]] * 3}, "names 3 chunks"),
         ({"chunks": [[_NAME, 100], ["../../../etc/passwd", 20]]}, "no name"),

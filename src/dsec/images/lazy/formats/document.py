@@ -10,7 +10,7 @@ import re
 import msgspec
 
 from dsec.base.errors import CapabilityMissingError, InvalidRequestError, StateCorruptedError
-from dsec.base.foreign_json import decode_foreign
+from dsec.base.foreign_json import decode_foreign, version_of
 from dsec.base.units import MIB
 from dsec.images.fingerprint_rules import check_rules
 from dsec.images.lazy.formats.stored import is_name, name_of
@@ -99,10 +99,10 @@ def decode_document(data: bytes, reference: str, whence: str) -> ImageDocument:
     if (found := reference_of(data)) != reference:
         raise _damaged(whence, reference, f"its name is {found}")
     try:
-        version = decode_foreign(data, dict[str, msgspec.Raw]).get("version")
-        if version is not None and bytes(version).isdigit() and (len(version) > 9 or int(bytes(version)) > VERSION):
+        version = version_of(data)
+        if version.isdigit() and (len(version) > 9 or int(version) > VERSION):
             raise CapabilityMissingError(
-                f"the image {reference} of {whence} is of version {bytes(version)[:20].decode()}; "
+                f"the image {reference} of {whence} is of version {version[:20].decode()}; "
                 f"this program knows {VERSION}",
                 resolution="use the DSec version that published it, or a later one",
             )

@@ -14,7 +14,7 @@ from itertools import pairwise
 import msgspec
 
 from dsec.base.errors import CapabilityMissingError, StateCorruptedError
-from dsec.base.foreign_json import decode_foreign
+from dsec.base.foreign_json import decode_foreign, version_of
 from dsec.base.units import GIB, MIB, format_size
 from dsec.images.lazy.erofs.metadata import Extent
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, HEADER_BYTES, MAXIMUM_STORED_BYTES, ChunkRef, is_name, name_of
@@ -26,6 +26,9 @@ MAXIMUM_EXTENTS = 1_000_000
 MAXIMUM_METADATA_BYTES = GIB
 """It stands in memory while it comes, whatever little it is compressed to; that of a million small files has half."""
 MAXIMUM_DOCUMENT_BYTES = 64 * MIB
+_MAXIMUM_LISTS = 3 + MAXIMUM_EXTENTS + (MAXIMUM_SIZE_BYTES + MAXIMUM_METADATA_BYTES) // CHUNK_BYTES
+_ENTRY_BYTES = 12
+"""Of a directory, for each name in it: there are no smaller ones (erofs_dirent in the kernel's erofs_fs.h)."""
 _LAYER = re.compile(r"sha256:[0-9a-f]{64}")
 
 Piece = tuple[str, int]
@@ -120,11 +123,14 @@ def decode(data: bytes, whence: str, *, expected: str | None = None) -> LayerMan
         raise _damaged(whence, f"its name is {name_of(data)}, not {expected}")
     if len(data) > MAXIMUM_DOCUMENT_BYTES:
         raise _damaged(whence, f"it is longer than {MAXIMUM_DOCUMENT_BYTES} bytes")
+    if (lists := data.count(b"[")) > _MAXIMUM_LISTS:
+        # Before they are in memory, where each takes ten times its text.
+        raise _damaged(whence, f"it holds {lists} lists, more than {_MAXIMUM_LISTS}")
     try:
-        version = decode_foreign(data, dict[str, msgspec.Raw]).get("version")
-        if version is not None and bytes(version) != str(VERSION).encode():
+        version = version_of(data)
+        if version and version != str(VERSION).encode():
             raise CapabilityMissingError(
-                f"the layer manifest from {whence} is of version {bytes(version)[:20]!r}; this program knows {VERSION}",
+                f"the layer manifest from {whence} is of version {version[:20]!r}; this program knows {VERSION}",
                 resolution="use the DSec version that wrote it, or a later one",
             )
         document = decode_foreign(data, _Document)
@@ -143,7 +149,7 @@ def _problems(document: _Document) -> Iterator[str]:
         yield f"its chunks have {document.chunk_bytes} bytes, not {CHUNK_BYTES}"
     if not BLOCK_BYTES <= document.size_bytes <= MAXIMUM_SIZE_BYTES or document.size_bytes % BLOCK_BYTES:
         yield f"a layer's file cannot have {document.size_bytes} bytes"
-    if document.entries < 1:
+    if not 1 <= document.entries <= document.size_bytes // _ENTRY_BYTES + 1:
         yield f"a layer cannot have {document.entries} entries"
     yield from _problems_of_extents(document)
     total = sum(length for _, length in document.metadata)
