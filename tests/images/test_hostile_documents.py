@@ -114,7 +114,7 @@ def test_a_manifest_of_millions_of_things_takes_little_more_memory_than_it_is_lo
     data = b"{" + repeated + b'"version":1}'
     tracemalloc.start()
     try:
-        with pytest.raises(StateCorruptedError, match="more than|unknown field"):
+        with pytest.raises(StateCorruptedError, match=r"more than|unknown field"):
             manifest.decode(data, "a store")
         assert tracemalloc.get_traced_memory()[1] < len(data)
     finally:
