@@ -176,3 +176,10 @@ async def test_what_others_put_into_a_folder_and_is_no_file_is_no_object(
         await store.get_range("a", 0, 10, timeout_s=1)
     assert await store.head("a") is None
     assert [info async for info in store.list()] == []
+
+
+def test_keys_that_are_missing_are_told_in_words() -> None:
+    with pytest.raises(InvalidRequestError, match="AWS_") as raised:
+        open_store("s3://bucket/x", environment={"AWS_SECRET_ACCESS_KEY": "x"})
+    assert "AccessKeyId" in raised.value.detail
+    assert "source" not in raised.value.detail, "that is for whoever debugs the library"

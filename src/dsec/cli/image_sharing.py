@@ -6,14 +6,14 @@ The commands work on the stores themselves, which is safe beside running nodes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from dsec.cli.context import Options, pass_options
 from dsec.cli.image import opened_store, own_store_url, show_made, showing_progress, store_url
-from dsec.cli.output import note, print_json, printable, resumable
+from dsec.cli.output import note, print_json, printable, resumable, said_after
 from dsec.cli.parameters import json_option
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dsec.stores.objects import ObjectStore
 
 T = TypeVar("T")
+_PATIENCE_S = 3.0
 store_option = click.option(
     "--store",
     "url",
@@ -165,11 +166,17 @@ def bytes_shown(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def with_objects(options: Options, url: str | None, act: Callable[[ObjectStore], Awaitable[T]]) -> T:
+    """Do something with an object store, and say so at once where it does not answer: it is asked for a minute."""
+    from dsec.base.errors import CallerError
+    from dsec.images.lazy.collection.objects import FORMAT
     from dsec.stores.opening import open_store
 
     async def run() -> T:
         objects = open_store(store_url(options) if url in (None, "node") else url)
         try:
+            async with said_after(_PATIENCE_S, f"{objects.url} does not answer; asking again for a minute"):
+                with suppress(CallerError):  # Whether that may be read says nothing of what is to be done.
+                    await objects.head(FORMAT)
             return await act(objects)
         finally:
             await objects.aclose()

@@ -215,7 +215,7 @@ class S3ObjectStore:
         raise AssertionError("the last attempt returns or raises")
 
     def _translate(self, action: str, key: str, error: Exception) -> DsecError:
-        said = str(error).partition("\n\nDebug source")[0]
+        said = _said(error)
         where = f"{self.url}/{key}"
         if "NoSuchBucket" in said:
             return NotFoundError(
@@ -280,5 +280,10 @@ def _connect(bucket: str, environment: Mapping[str, str]) -> S3Store:
         )
     except (exceptions.BaseError, ValueError, TypeError) as error:
         raise InvalidRequestError(
-            f"s3://{bucket} cannot be opened", detail=str(error), resolution="correct the AWS_* variables"
+            f"s3://{bucket} cannot be opened", detail=_said(error), resolution="correct the AWS_* variables"
         ) from error
+
+
+def _said(error: Exception) -> str:
+    """Return what an error of obstore says, without how it looks to a debugger."""
+    return str(error).partition("\n\nDebug source")[0]
