@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsec.base.errors import InvalidRequestError, StateCorruptedError
+from dsec.base.errors import InvalidRequestError, StateCorruptedError, StoreUnavailableError
 from dsec.images import erofs
 from dsec.images.memory import MemoryImages
 from dsec.images.port import ImageStore
@@ -85,6 +85,18 @@ def test_layer_has_one_digest_in_both_formats(tmp_path: Path) -> None:
         digests.add(store.add_layer(tree))
         store.close()
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(("place", "is_directory"), [("", False), ("layers", False), ("lock", True)])
+def test_a_directory_that_cannot_be_used_is_named_and_what_to_do(
+    tmp_path: Path, place: str, is_directory: bool
+) -> None:
+    root = tmp_path / "images"
+    if place:
+        root.mkdir()
+    (root / place).mkdir() if is_directory else (root / place).write_text("not a directory")
+    with pytest.raises(StoreUnavailableError, match=f"the image store {root} cannot be used"):
+        LocalImageStore(root)
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a//b", "a:b:c", "../x", "a b", "a\n", "x" * 300, "-a", "a/"])

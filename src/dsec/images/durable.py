@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dsec.base.errors import ExternalCommandError, HostDiskFullError
+from dsec.base.errors import ExternalCommandError, HostDiskFullError, StoreUnavailableError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _FREE_SPACE = "free space on the disk of the state directory, or remove images (dsec image rm)"
 
 
@@ -79,13 +80,38 @@ def full_disk_reported(what: str, resolution: str = _FREE_SPACE) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FULL:
             raise
         raise _disk_full(what, str(error), resolution) from error
     except ExternalCommandError as error:
         if os.strerror(errno.ENOSPC) not in error.detail:
             raise
         raise _disk_full(what, error.detail, resolution) from error
+
+
+@contextmanager
+def usable(what: str, root: Path, otherwise: str = "") -> Iterator[None]:
+    """Say which directory it is that a disk, an owner or a mode keeps us from using; not that a disk is full.
+
+    Args:
+        what: the directory is.
+        root: where it is.
+        otherwise: what can be done, if that is not enough.
+
+    Raises:
+        StoreUnavailableError: in place of an `OSError` of the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        resolution = f"look at the owner, mode and disk of {root}"
+        raise StoreUnavailableError(
+            f"the {what} {root} cannot be used: {error.strerror}",
+            detail=str(error),
+            resolution=f"{resolution}; {otherwise}" if otherwise else resolution,
+        ) from error
 
 
 def _disk_full(what: str, detail: str, resolution: str) -> HostDiskFullError:

@@ -24,7 +24,7 @@ from dsec.base.errors import AlreadyExistsError, CapabilityMissingError, Invalid
 from dsec.images import erofs, layers
 from dsec.images.below import Below
 from dsec.images.catalog import Catalog, image_id
-from dsec.images.durable import exclusive, full_disk_reported, sync_path, write_atomically
+from dsec.images.durable import exclusive, full_disk_reported, sync_path, usable, write_atomically
 from dsec.images.history import History, LayerStory
 from dsec.images.layer_mounts import LAZY_CACHE, LayerMounts, LazyLayers, NoLazyLayers
 from dsec.images.layers import LayerRecord, hex_of
@@ -64,6 +64,10 @@ class LocalImageStore:
         layer_format: how to store new layers; None: EROFS where the host has it, otherwise directories.
         wall_s: wall clock, for `created_at_s`.
         lazy: mounts the layers that are loaded when touched.
+
+    Raises:
+        StoreUnavailableError: the directory cannot be read or written.
+        HostDiskFullError: no space.
     """
 
     def __init__(
@@ -81,8 +85,9 @@ class LocalImageStore:
         self._wanted_format = layer_format
         self._format: tuple[LayerFormat, str] | None = None
         self._wall_s = wall_s
-        for name in _DIRECTORIES:
-            (self.root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        with full_disk_reported("opening the image store"), usable("image store", self.root):
+            for name in _DIRECTORIES:
+                (self.root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = self.root / "lock"
         self._layers = self.root / "layers"
         self._diffs = self.root / "diffs"
@@ -97,12 +102,13 @@ class LocalImageStore:
         self._lazy_seen = (-1, False)
         lazy.revive()
         used = layers_in_use()
-        with exclusive(self._lock):
-            self._staging.sweep()
-            self._collect(used)
-            with suppress(OSError):  # A full disk. It is said the next time.
-                self._describe_anew()
-        self._delete_doomed()
+        with full_disk_reported("opening the image store"), usable("image store", self.root):
+            with exclusive(self._lock):
+                self._staging.sweep()
+                self._collect(used)
+                with suppress(OSError):  # A full disk. It is said the next time.
+                    self._describe_anew()
+            self._delete_doomed()
 
     @property
     def lazy(self) -> LazyLayers:

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import secrets
@@ -26,9 +25,9 @@ from pathlib import Path
 
 import msgspec
 
-from dsec.base.errors import CapabilityMissingError, DsecError, StateLockedError, StoreUnavailableError
+from dsec.base.errors import CapabilityMissingError, DsecError, StateLockedError
 from dsec.base.units import GIB
-from dsec.images.durable import full_disk_reported, try_lock, write_atomically
+from dsec.images.durable import full_disk_reported, try_lock, usable, write_atomically
 from dsec.images.lazy.caching.cached_layer import CachedLayer
 from dsec.images.lazy.caching.recent import RecentChunks
 from dsec.images.lazy.formats.manifest import LayerManifest
@@ -43,6 +42,7 @@ _RESERVE_BYTES, _RESERVE_SHARE = 2 * GIB, 0.05
 """What is left free of the disk, the lesser of the two: a guest decides what is read of an image, and must not take the
 room in which others write by it. Twice what a node wants to see free before it makes a sandbox."""
 _LOCK = "lock"
+_MAY_BE_REMOVED = "or remove it while no node uses it: what is needed is fetched again"
 _PLACES_OF_A_CHUNK = 4
 """Places of one layer that are remembered for a chunk: one that consists of zeros, or of lies, has it everywhere, and
 whoever looks for it looks at all of them."""
@@ -88,7 +88,7 @@ class LayerCache:
         self._root = root
         self._limit_bytes = limit_bytes
         self._mutex = threading.RLock()
-        with _usable(root):
+        with usable("layer cache", root, _MAY_BE_REMOVED):
             self._lock_fd = _lock(root, as_guest=as_guest)
         self._layers: dict[str, CachedLayer] = {}
         self._holds: dict[str, int] = {}
@@ -97,7 +97,7 @@ class LayerCache:
         self._recent = RecentChunks()
         try:
             check_version(root)
-            with _usable(root):
+            with usable("layer cache", root, _MAY_BE_REMOVED):
                 self._load()
         except BaseException:
             self.close()
@@ -391,24 +391,6 @@ def _room_bytes(root: Path) -> int:
     return disk.f_bavail * disk.f_frsize - reserve_bytes
 
 
-@contextmanager
-def _usable(root: Path) -> Iterator[None]:
-    """Say which directory it is that a disk, an owner or a mode keeps us from using. That a disk is full is said by
-    whoever opens the cache.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise StoreUnavailableError(
-            f"the layer cache {root} cannot be used: {error.strerror}",
-            detail=str(error),
-            resolution=f"look at the owner, mode and disk of {root}; or remove it while no node uses it: what is "
-            "needed is fetched again",
-        ) from error
-
-
 def check_version(root: Path) -> None:
     """Refuse another version's cache, which that version's process may go on with.
 
@@ -418,7 +400,7 @@ def check_version(root: Path) -> None:
     """
     path = root / "format.json"
     try:
-        with _usable(root):
+        with usable("layer cache", root, _MAY_BE_REMOVED):
             if not path.exists():
                 write_atomically(path, msgspec.json.encode(_Format(_VERSION)))
                 return
