@@ -105,18 +105,21 @@ async def test_progress_comes_first_and_the_report_last(url: str, work: MemoryIm
 
 async def test_who_asks_the_same_joins_and_who_leaves_stops_nothing(url: str, work: MemoryImageWork) -> None:
     async with AsyncClient(url, token=TOKEN) as client:
-        with anyio.move_on_after(0.05):
-            await client.pull_image("registry.example/a:v1")
         names: list[str] = []
+        told: list[ImageProgress] = []
 
         async def pull() -> None:
-            names.append((await client.pull_image("registry.example/a:v1")).name)
+            names.append((await client.pull_image("registry.example/a:v1", on_progress=told.append)).name)
 
+        async with anyio.create_task_group() as leaving:
+            leaving.start_soon(pull)
+            await _until(lambda: bool(told))
+            leaving.cancel_scope.cancel()
+        told.clear()
         async with anyio.create_task_group() as group:
             group.start_soon(pull)
             group.start_soon(pull)
-            await _until(lambda: bool(work.asked))
-            await anyio.sleep(0.02)
+            await _until(lambda: len(told) == 2)
             work.may_end.set()
         assert names == ["registry.example/a:v1"] * 2
         assert work.asked == [ImagePull(reference="registry.example/a:v1")]
