@@ -31,6 +31,7 @@ POLICY = TrackerPolicy(
     layers_a_node=2,
     flights_a_node=3,
     waiting=2,
+    news_s=0.1,  # With one node each chunk is asked for, with five one in eight is a turn.
 )
 
 nodes = st.sampled_from(NODES)
@@ -143,6 +144,18 @@ class AnyTracker(RuleBasedStateMachine):
         assert {(node, chunk) for node, _, chunk in listed} == {
             (node, chunk) for chunk, holders in holdings._of_chunk.items() for node in holders
         }
+        followings = self.tracker._followings
+        followed = [
+            (following.parent, (node, layer))
+            for node, mine in followings._of_node.items()
+            for layer, following in mine.items()
+            if not following.is_over
+        ]
+        assert sorted(followed) == sorted(
+            (parent, each) for parent, followers in followings._followers.items() for each in followers
+        )
+        assert {node for _, (node, _) in followed} <= self.tracker._nodes.keys()
+        assert all(member.sent_to >= 0 for member in self.tracker._nodes.values())
         all_flights = [flight for mine in flights._of_node.values() for flight in mine.values()]
         assert len(all_flights) == flights.count
         assert sum(flights._towards.values()) == sum(bool(flight.parent) for flight in all_flights)

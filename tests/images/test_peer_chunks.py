@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
 from dsec.distribution.messages import Answer, Candidate, FailureKind, Lookup, LookupReply, Report
+from dsec.distribution.places import is_turn
 from dsec.distribution.policy import AcquisitionPolicy, UploadPolicy
 from dsec.distribution.uploads import Uploads
 from dsec.images.lazy.erofs.metadata import Extent
@@ -34,7 +35,7 @@ from dsec.images.lazy.peers.seeder import SHELF, SeederStatus
 from dsec.images.lazy.peers.seeds import Seeds
 from dsec.images.lazy.peers.settings import PeerSettings
 from dsec.images.lazy.peers.shelf import LocalChunks, Shelf
-from dsec.images.lazy.peers.source import PeerOptions, open_peers
+from dsec.images.lazy.peers.source import PeerOptions, Peers, open_peers
 from dsec.images.lazy.source import ChunkSource
 from dsec.images.staging import remove_tree
 from dsec.model.peer import Peer
@@ -334,11 +335,17 @@ def _of(*peers: Peer, pending: bool = False) -> Answer:
     return Answer(chunk="", peers=candidates)
 
 
-async def _obtained(tracker: Told, *refs: ChunkRef, options: PeerOptions = PeerOptions()) -> list[bytes | None]:
+def _opened(tracker: Told, options: PeerOptions = PeerOptions()) -> AbstractAsyncContextManager[Peers]:
+    return open_peers(TAKER, lambda: SECRET, tracker, arrivals=NoArrivals(), clock=time.monotonic, options=options)
+
+
+async def _obtained(
+    tracker: Told, *refs: ChunkRef, options: PeerOptions = PeerOptions(), news_s: float = 0.0
+) -> list[bytes | None]:
     """Return what came for each, one after the other; None: it is left to the origin."""
     found: list[bytes | None] = []
-    opening = open_peers(TAKER, lambda: SECRET, tracker, arrivals=NoArrivals(), clock=time.monotonic, options=options)
-    async with opening as peers:
+    async with _opened(tracker, options) as peers:
+        peers.heed(news_s)
         for ref in refs:
             try:
                 found.append(await peers.source("layer").fetch(ref))
@@ -353,6 +360,42 @@ async def test_without_a_tracker_those_are_asked_who_gave_before(tmp_path: Path)
         tracker = Told(_of(giver.peer), None)
         assert None not in await _obtained(tracker, *refs)
         assert len(tracker.lookups) == 2, "it is not asked again at once"
+
+
+@pytest.mark.parametrize(("news_s", "lookups"), [(0.5, 2), (0.01, 12)])
+async def test_among_many_nodes_the_next_chunks_are_asked_of_who_gave_the_last_one(
+    tmp_path: Path, news_s: float, lookups: int
+) -> None:
+    async with open_giver(tmp_path) as giver:
+        refs = [ref for ref in (giver.keep(b"%d" % number * 500) for number in range(40)) if not is_turn(ref.id, 8)]
+        turn = next(ref for ref in (giver.keep(b"%d" % number * 500) for number in count(40)) if is_turn(ref.id, 8))
+        tracker = Told(_of(giver.peer, pending=True))
+        assert None not in await _obtained(tracker, *refs[:8], turn, *refs[8:11], news_s=news_s)
+        assert len(tracker.lookups) == lookups
+        assert not tracker.reports
+
+
+async def test_who_has_not_got_the_next_chunk_is_no_longer_followed_and_accused_of_nothing(tmp_path: Path) -> None:
+    async with open_giver(tmp_path) as giver:
+        refs = [ref for ref in (giver.keep(b"%d" % number * 500) for number in range(20)) if not is_turn(ref.id, 8)]
+        missing = ChunkRef(id="1" * 64, content_bytes=1, stored_bytes=9, blob_start=0)
+        tracker = Told(_of(giver.peer, pending=True), Answer(chunk="", origin=True))
+        found = await _obtained(tracker, refs[0], refs[1], missing, refs[2], news_s=0.5)
+        assert [chunk is None for chunk in found] == [False, False, True, True]
+        assert [failure.kind for lookup in tracker.lookups for failure in lookup.failures] == [FailureKind.MISSING]
+
+
+async def test_who_gave_wrong_bytes_is_not_followed(tmp_path: Path) -> None:
+    async with open_giver(tmp_path) as giver:
+        refs = [ref for ref in (giver.keep(b"%d" % number * 500) for number in range(20)) if not is_turn(ref.id, 8)]
+        tracker = Told(_of(giver.peer, pending=True))
+        async with _opened(tracker) as peers:
+            peers.heed(0.5)
+            source = peers.source("layer")
+            await source.fetch(refs[0])
+            source.blame(refs[0], StateCorruptedError("it is something else"))
+            await source.fetch(refs[1])
+            assert len(tracker.lookups) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ nodes do that start the same command at the same moment (`dsec.bench.peers_live`
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -74,3 +76,43 @@ def test_who_gives_wrong_bytes_in_the_middle_of_a_chain_is_the_only_one_that_is_
     assert bad
     assert set(model.tracker.statistics(model.calendar.now_s).quarantined) <= bad
     assert counts["reporter_distrusted"] == 0
+
+
+def _many(**fields: Any) -> DistributionScenario:
+    """250 nodes in step: the tracker would be all that is waited for if each asked it for each chunk."""
+    return DistributionScenario(
+        seed=1,
+        nodes=250,
+        first_share=1.0,
+        parallel=1,
+        ahead=0,
+        origin_bytes_per_s=50 * 1.25e8,
+        **fields,
+    )
+
+
+@pytest.mark.slow
+def test_many_nodes_in_step_are_three_times_as_fast_and_share_the_sending() -> None:
+    model = DistributionModel(_many(image_bytes=256 << 20), 1)
+    peers = model.run().counts
+    central = run(_many(way="central", image_bytes=256 << 20), seed=1, case="central").counts
+    assert central["all_complete_s"] > 3 * peers["all_complete_s"]
+    assert model.tracker.statistics(model.calendar.now_s).lookups < 250 * 64 / 2
+    assert peers["origin_images"] < 1.1
+    assert peers["sent_most_of_mean"] <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "troubles",
+    [Troubles(wrong_share=0.05), Troubles(failing_share=0.05), Troubles(lying_share=0.05)],
+    ids=["wrong bytes", "deaths", "accusers"],
+)
+def test_what_goes_wrong_among_many_nodes_in_step_costs_time_and_nobody_honest(troubles: Troubles) -> None:
+    model = DistributionModel(_many(troubles=troubles, image_bytes=64 << 20), 1)
+    counts = model.run().counts
+    assert counts["complete"] >= counts["living"]
+    assert counts["origin_images"] < 2
+    bad = {node.name for node in model.nodes if node.nature is not Nature.HONEST or not node.alive}
+    assert bad
+    assert set(model.tracker.statistics(model.calendar.now_s).quarantined) <= bad

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dsec.distribution.policy import ChoicePolicy
 
@@ -26,13 +26,18 @@ class Sendings:
         return self.sent_to * 0.5 ** (passed_s / _HALF_LIFE_S) if passed_s > 0 else self.sent_to
 
     def note_sent(self, now_s: float, times: int) -> None:
-        self.sent_to = self.sent_to_at(now_s) + times
+        self.sent_to = max(0.0, self.sent_to_at(now_s) + times)
         self.sent_to_as_of_s = max(now_s, self.sent_to_as_of_s)
 
 
 @dataclass(slots=True, kw_only=True)
 class Member(Sendings):
-    """One node with a lease."""
+    """One node with a lease.
+
+    Attributes:
+        planned_s: when it last asked for chunks ahead.
+        stood_back: chunks for which it let others go before it lately.
+    """
 
     name: str
     address: str
@@ -43,6 +48,8 @@ class Member(Sendings):
     slots: int = 0
     uploads: int = 0
     heard_s: float = 0.0
+    planned_s: float = float("-inf")
+    stood_back: set[str] = field(default_factory=set)
 
     def chunk_s(self, policy: ChoicePolicy) -> float:
         """Return how long it takes to send a chunk of the usual size."""

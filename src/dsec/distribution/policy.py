@@ -94,6 +94,7 @@ class TrackerPolicy(Value, frozen=True):
         overdue_s: a chunk that is longer on its way than this, and than 4 times as long as chunks take lately, is not
             waited for any more: whoever is to bring it is dead, or waits for one that is.
         wait_s: how long a node waits when all that have a chunk are busy.
+        stand_back_s: how long one lets others go before it that was sent to more often than is fair.
         waiting: transfers beyond its slots that a node may be given at a time.
         nodes, layers_a_node, chunks_a_node: the most that are remembered; 16,384 chunks are 64 GiB.
         entries: of chunks at nodes in all; each takes about 200 bytes of memory.
@@ -110,6 +111,7 @@ class TrackerPolicy(Value, frozen=True):
     extra_grants: Annotated[int, Meta(ge=0)] = 3
     overdue_s: Seconds = 0.5
     wait_s: Seconds = 0.05
+    stand_back_s: Seconds = 0.1
     waiting: Annotated[int, Meta(ge=0)] = 60
     nodes: Number = 10_000
     layers_a_node: Number = 512

@@ -16,11 +16,12 @@ random graphs; tit for tat, as in BitTorrent, is not needed among nodes of one o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dsec.distribution.ahead import share_out
 from dsec.distribution.choice import Offer, has_room, is_overused, rank
 from dsec.distribution.flights import Flight, Flights
+from dsec.distribution.followings import Followings
 from dsec.distribution.holdings import Holdings
 from dsec.distribution.members import Member, Sendings
 from dsec.distribution.messages import (
@@ -29,14 +30,15 @@ from dsec.distribution.messages import (
     Answer,
     Candidate,
     Failure,
-    FailureKind,
     Lookup,
     LookupReply,
     Report,
     Verdict,
 )
 from dsec.distribution.overview import PeerLayer, PeerStatus, TrackerStatistics
+from dsec.distribution.places import is_turn, turns_every
 from dsec.distribution.policy import TrackerPolicy
+from dsec.distribution.question import Question, questions_of
 from dsec.distribution.suspicion import Suspicion
 from dsec.placement.sampling import RandomBits
 from dsec.placement.trust import smoothed
@@ -54,6 +56,9 @@ _FAIR_AHEAD = 1.5
 _REMEMBERED_PROPOSALS = 65_536
 _JITTER_BITS = 16
 _USUAL_TIMES = 4.0
+_STOOD_BACK = 64
+_PLAN_LASTS_S = 5.0
+"""So long does a node know what it fetches next that asked ahead."""
 
 
 class Tracker:
@@ -70,12 +75,14 @@ class Tracker:
         self._nodes: dict[str, Member] = {}
         self._holdings = Holdings(policy)
         self._flights = Flights(policy.choice.depth)
+        self._followings = Followings()
         self._suspicion = Suspicion(policy.suspicion)
         self._proposals: dict[tuple[str, str], frozenset[str]] = {}
         self._verdicts: list[Verdict] = []
         self._usual_s: float | None = None
         self._overdue_s = policy.overdue_s
         self._sent = Sendings()
+        self._every = 1
         self._lookups = self._asked = self._to_peers = self._to_origin = self._to_wait = 0
 
     # What nodes say.
@@ -106,6 +113,7 @@ class Tracker:
             self._holdings.forget(node.name)
         self._renew(node, announcement, now_s)
         node.sequence = announcement.sequence
+        self._every = turns_every(self._news_s)
         return self._acknowledge(unlisted=self._apply(node, announcement, now_s))
 
     def withdraw(self, node: str) -> None:
@@ -122,23 +130,11 @@ class Tracker:
         """Say where chunks are to be had."""
         self._heed(lookup.node, lookup.failures, now_s)
         asker = self._alive(lookup.node, now_s)
-        failed: dict[str, set[str]] = {}
-        busy: dict[str, set[str]] = {}
-        for failure in lookup.failures:
-            of_kind = busy if failure.kind is FailureKind.BUSY else failed
-            of_kind.setdefault(failure.chunk, set()).add(failure.peer)
+        if asker is not None and lookup.ahead:
+            asker.planned_s = now_s
         self._lookups += 1
         self._asked += len(lookup.chunks)
-        answers = [
-            self._answer(
-                _Question(
-                    lookup.node, lookup.layer, chunk, frozenset(failed.get(chunk, ())), frozenset(busy.get(chunk, ()))
-                ),
-                asker,
-                now_s,
-            )
-            for chunk in lookup.chunks
-        ]
+        answers = [self._answer(question, asker, now_s) for question in questions_of(lookup)]
         ahead = self._answers_ahead(lookup, now_s)
         return LookupReply(answers=tuple(answers), ahead=ahead, resend=asker is None)
 
@@ -155,6 +151,7 @@ class Tracker:
             self._drop(node)
         for flight in self._flights.expired(now_s):
             self._flights.end(flight)
+        self._followings.expire(now_s)
         self._suspicion.forget(now_s)
 
     def statistics(self, now_s: float) -> TrackerStatistics:
@@ -205,9 +202,13 @@ class Tracker:
         return Acknowledgement(
             resend=resend,
             lease_s=self.policy.lease_s,
-            news_s=self.policy.news_s * len(self._nodes),
+            news_s=self._news_s,
             unlisted=unlisted,
         )
+
+    @property
+    def _news_s(self) -> float:
+        return self.policy.news_s * len(self._nodes)
 
     def _apply(self, node: Member, announcement: Announcement, now_s: float) -> int:
         unlisted = 0
@@ -218,11 +219,25 @@ class Tracker:
                 flight = self._flights.of(chunk, node.name)
                 if flight is not None:
                     self._land(flight, now_s)
+                elif not announcement.full:
+                    self._lay_to_parent(node, change.layer, chunk, now_s)
             if change.complete:
                 # Its chunks are there, as all of the layer is.
                 for flight in self._flights.of_layer(node.name, change.layer):
                     self._land(flight, now_s)
         return unlisted
+
+    def _lay_to_parent(self, node: Member, layer: str, chunk: str, now_s: float) -> None:
+        """Count a chunk that came without being asked for where it came from, as far as can be told."""
+        if (node.name, chunk) not in self._proposals:  # Otherwise it was asked for, and counted then.
+            self._charge(*self._followings.gained(node.name, layer, now_s), now_s)
+
+    def _charge(self, node: str, times: int, now_s: float) -> None:
+        """Count chunks that a node probably sends unseen; fewer than none: that it was expected to, and did not."""
+        member = self._nodes.get(node)
+        if member is not None and times:
+            member.note_sent(now_s, times)
+            self._sent.note_sent(now_s, times)
 
     def _land(self, flight: Flight, now_s: float) -> None:
         self._usual_s = smoothed(self._usual_s, max(0.0, now_s - flight.rooted_s))
@@ -236,6 +251,7 @@ class Tracker:
     def _drop(self, node: Member) -> None:
         self._holdings.forget(node.name)
         self._flights.end_all(node.name)
+        self._followings.forget(node.name)
         del self._nodes[node.name]
 
     def _alive(self, name: str, now_s: float) -> Member | None:
@@ -247,6 +263,7 @@ class Tracker:
     def _heed(self, reporter: str, failures: Iterable[Failure], now_s: float) -> None:
         for failure in failures:
             sent = failure.peer in self._proposed(failure.chunk, reporter)
+            sent = sent or self._followings.may_accuse(reporter, failure.peer, now_s)
             self._verdicts += self._suspicion.accuse(reporter, failure, now_s, sent=sent, nodes=len(self._nodes))
 
     def _proposed(self, chunk: str, node: str) -> frozenset[str]:
@@ -264,8 +281,14 @@ class Tracker:
 
     # Lookups.
 
-    def _answer(self, question: _Question, asker: Member | None, now_s: float) -> Answer:
+    def _answer(self, question: Question, asker: Member | None, now_s: float) -> Answer:
+        is_asked_again = self._flights.of(question.chunk, question.node) is not None
         question = self._with_history(question)
+        if asker is not None and self._may_follow(asker, now_s):
+            at_turn = self._is_turn(question.chunk) and not is_asked_again
+            self._charge(*self._followings.asked(question.node, question.layer, at_turn=at_turn), now_s)
+            if self._stands_back(question, asker, now_s):
+                return self._tell_to_wait(question, self.policy.stand_back_s)
         if self._flights.of_node(question.node) >= self.policy.flights_a_node:
             return self._tell_to_wait(question)
         offers = self._offers(question, now_s)
@@ -301,7 +324,7 @@ class Tracker:
         usual_sent = self._usual_sent(now_s)
 
         def others(chunk: str) -> list[str]:
-            question = _Question(lookup.node, lookup.layer, chunk)
+            question = Question(lookup.node, lookup.layer, chunk)
             drawn = self._holdings.draw(lookup.layer, chunk, _OTHERS_AHEAD, self._bits)
             return [name for name in drawn if self._has_spare(question, name, usual_sent, now_s)]
 
@@ -336,12 +359,12 @@ class Tracker:
     def _fair_ahead(self, offers: Sequence[Offer[Member]], usual_sent: float) -> list[Offer[Member]]:
         return [offer for offer in self._not_full(offers) if not is_overused(offer, _FAIR_AHEAD * usual_sent)]
 
-    def _has_spare(self, question: _Question, name: str, usual_sent: float, now_s: float) -> bool:
+    def _has_spare(self, question: Question, name: str, usual_sent: float, now_s: float) -> bool:
         """Say the same of one node, without comparing it to others."""
         node = self._usable(question, name, now_s)
         return node is not None and node.sent_to_at(now_s) <= _FAIR_AHEAD * usual_sent + node.slots
 
-    def _with_history(self, question: _Question) -> _Question:
+    def _with_history(self, question: Question) -> Question:
         """End the node's former flight for the chunk, and keep in mind whom it asked in vain."""
         flight = self._flights.of(question.chunk, question.node)
         if flight is None:
@@ -349,7 +372,7 @@ class Tracker:
         self._close(flight)
         return replace(question, avoided=question.avoided | flight.avoided) if flight.avoided else question
 
-    def _offers(self, question: _Question, now_s: float) -> list[Offer[Member]]:
+    def _offers(self, question: Question, now_s: float) -> list[Offer[Member]]:
         """Return what a few can offer that have the chunk, or are fetching it."""
         choice = self.policy.choice
         offers = self._drawn(question, choice.sampled, now_s)
@@ -357,7 +380,7 @@ class Tracker:
             return offers
         return self._drawn(question, _SCANNED, now_s)
 
-    def _drawn(self, question: _Question, count: int, now_s: float) -> list[Offer[Member]]:
+    def _drawn(self, question: Question, count: int, now_s: float) -> list[Offer[Member]]:
         offers = self._holding(question, count, now_s)
         usual_sent = self._usual_sent(now_s)
         if any(has_room(offer, self.policy.choice, usual_sent) for offer in offers):
@@ -365,7 +388,7 @@ class Tracker:
         names = {offer.peer.name for offer in offers}
         return offers + self._drawn_pending(question, count, names, now_s)
 
-    def _holding(self, question: _Question, count: int, now_s: float) -> list[Offer[Member]]:
+    def _holding(self, question: Question, count: int, now_s: float) -> list[Offer[Member]]:
         """Return offers of those who have the chunk."""
         drawn = self._holdings.draw(question.layer, question.chunk, count, self._bits)
         found = (self._usable(question, name, now_s) for name in drawn)
@@ -374,7 +397,7 @@ class Tracker:
     def _not_full(self, offers: Sequence[Offer[Member]]) -> list[Offer[Member]]:
         return [offer for offer in offers if offer.transfers < offer.slots + self.policy.waiting]
 
-    def _drawn_pending(self, question: _Question, count: int, names: set[str], now_s: float) -> list[Offer[Member]]:
+    def _drawn_pending(self, question: Question, count: int, names: set[str], now_s: float) -> list[Offer[Member]]:
         """Return offers of those who are fetching the chunk. Who is followed itself must not follow its followers."""
         for flights in self._flights.open_for(question.chunk):
             drawn = (
@@ -384,10 +407,29 @@ class Tracker:
                 offer for flight in drawn if (offer := self._followed(question, flight, names, now_s)) is not None
             ]
             if offers:
-                return offers
+                return offers + self._below(question, offers, now_s)
         return []
 
-    def _followed(self, question: _Question, flight: Flight, names: set[str], now_s: float) -> Offer[Member] | None:
+    def _below(self, question: Question, offers: Sequence[Offer[Member]], now_s: float) -> list[Offer[Member]]:
+        """Return offers of those who follow nodes that were sent to too often already.
+
+        Between two turns the tracker is told by few that they fetch a chunk, the root of the tree among them, while
+        whoever keeps its place below them fetches it too. One that does not says so.
+        """
+        fair = self.policy.choice.fair_share * self._usual_sent(now_s)
+        if self._every == 1 or not all(is_overused(offer, fair) for offer in offers):
+            return []
+        below = []
+        for offer in offers:
+            if offer.depth + 1 >= self.policy.choice.depth:
+                continue
+            name = self._followings.follower(offer.peer.name, question.layer, self._bits)
+            node = None if name is None else self._usable(question, name, now_s)
+            if node is not None and self._flights.of(question.chunk, node.name) is None:
+                below.append(self._offer(node, offer.depth + 1, offer.delay_s, now_s))
+        return below
+
+    def _followed(self, question: Question, flight: Flight, names: set[str], now_s: float) -> Offer[Member] | None:
         if flight.node in names or flight.until_s <= now_s or flight.rooted_s < now_s - self._overdue_s:
             return None
         node = self._usable(question, flight.node, now_s)
@@ -398,7 +440,7 @@ class Tracker:
             return None
         return self._offer(node, flight.depth, max(0.0, flight.there_s - now_s), now_s)
 
-    def _usable(self, question: _Question, name: str, now_s: float) -> Member | None:
+    def _usable(self, question: Question, name: str, now_s: float) -> Member | None:
         if name == question.node or name in question.avoided or name in question.busy:
             return None
         node = self._alive(name, now_s)
@@ -428,12 +470,17 @@ class Tracker:
         """Return how much a node has to send: what it said just now, or what it was given, whichever is more."""
         # What it was sending a while ago has come since, while nobody who was sent to it meanwhile is forgotten.
         said = node.uploads if now_s - node.heard_s < _LOAD_LASTS_S else 0
-        return max(said, self._flights.towards(node.name))
+        return max(said, self._flights.towards(node.name), self._followings.followers(node.name))
 
     def _send_to_peers(
-        self, question: _Question, asker: Member | None, ranked: Sequence[Offer[Member]], now_s: float
+        self, question: Question, asker: Member | None, ranked: Sequence[Offer[Member]], now_s: float
     ) -> Answer:
         self._note_sent(ranked[0].peer, now_s)
+        in_step = ranked[0].depth or self._is_turn(question.chunk)
+        if in_step and asker is not None and self._may_follow(asker, now_s):
+            parent, unseen = ranked[0].peer.name, self._every - 1
+            self._followings.begin(question.node, question.layer, parent, unseen, now_s)
+            self._charge(parent, unseen, now_s)
         self._begin(question, asker, now_s, ranked)
         return _named(question.chunk, ranked)
 
@@ -442,12 +489,12 @@ class Tracker:
         self._sent.note_sent(now_s, times)
         self._to_peers += times
 
-    def _send_to_origin(self, question: _Question, asker: Member | None, now_s: float) -> Answer:
+    def _send_to_origin(self, question: Question, asker: Member | None, now_s: float) -> Answer:
         self._begin(question, asker, now_s, ())
         self._to_origin += 1
         return Answer(chunk=question.chunk, origin=True)
 
-    def _begin(self, question: _Question, asker: Member | None, now_s: float, ranked: Sequence[Offer[Member]]) -> None:
+    def _begin(self, question: Question, asker: Member | None, now_s: float, ranked: Sequence[Offer[Member]]) -> None:
         preferred, fanout = self._fanout(asker)
         pending = ranked and ranked[0].depth
         parent = self._flights.of(question.chunk, ranked[0].peer.name) if pending else None
@@ -480,21 +527,35 @@ class Tracker:
         own_s = asker.chunk_s(self.policy.choice) if asker is not None else 0.0
         return max(ranked[0].delay_s, own_s) if ranked else own_s
 
-    def _tell_to_wait(self, question: _Question) -> Answer:
+    def _stands_back(self, question: Question, asker: Member, now_s: float) -> bool:
+        """Say whether a node is to let others go before it at a turn, once.
+
+        Who asks first comes to stand near the root of the tree, and is followed. Those are the same nodes at the next
+        turn, as they have each chunk first.
+        """
+        if not self._is_turn(question.chunk) or question.chunk in asker.stood_back:
+            return False
+        if self._holdings.count(question.layer, question.chunk):
+            return False  # Whoever asks now is late, and is followed by few.
+        if asker.sent_to_at(now_s) <= self._usual_sent(now_s):
+            return False
+        if len(asker.stood_back) >= _STOOD_BACK:
+            asker.stood_back.clear()
+        asker.stood_back.add(question.chunk)
+        return True
+
+    def _may_follow(self, node: Member, now_s: float) -> bool:
+        """Say whether a node may keep its place: where many are, who does not know what it fetches next."""
+        return self._every > 1 and now_s >= node.planned_s + _PLAN_LASTS_S
+
+    def _is_turn(self, chunk: str) -> bool:
+        """Say whether nodes that keep places ask for a chunk all the same."""
+        return is_turn(chunk, self._every)
+
+    def _tell_to_wait(self, question: Question, wait_s: float = 0.0) -> Answer:
         self._to_wait += 1
         spread = 0.5 + self._bits(_JITTER_BITS) / (1 << _JITTER_BITS)
-        return Answer(chunk=question.chunk, wait_s=self.policy.wait_s * spread)
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """Who wants what, and whom not to send it to."""
-
-    node: str
-    layer: str
-    chunk: str
-    avoided: frozenset[str] = frozenset()
-    busy: frozenset[str] = frozenset()
+        return Answer(chunk=question.chunk, wait_s=(wait_s or self.policy.wait_s) * spread)
 
 
 def _named(chunk: str, ranked: Sequence[Offer[Member]]) -> Answer:

@@ -161,6 +161,8 @@ class DistributionModel:
         told_s, answer = node.ahead.pop(chunk, (0.0, None))
         if answer is not None and now_s - told_s < self._scenario.ahead_s:
             acquisition.answered(answer)
+        elif (parent := node.places.take(_LAYER, self._names[chunk])) is not None:
+            acquisition.answered(Answer(chunk=self._names[chunk], peers=(parent,)))
         return acquisition
 
     def _step(self, now_s: float, what: tuple[SimNode, int]) -> None:
@@ -288,6 +290,7 @@ class DistributionModel:
         if not node.alive:
             return
         del node.under_way[chunk]
+        node.places.over(self._names[chunk])
         node.coming.pop(chunk, None)
         node.relays.pop(chunk, None)
         node.have.add(chunk)
@@ -318,22 +321,23 @@ class DistributionModel:
 
     def _ask(self, now_s: float, node: SimNode, chunk: int, step: Ask) -> None:
         sender, timeout_s = self._by_name[step.peer.node], step.timeout_s
-        transfer = Transfer(sender, node, chunk, now_s, now_s + step.hold_s, now_s + timeout_s)
+        transfer = Transfer(
+            sender, node, chunk, now_s, now_s + step.hold_s, now_s + timeout_s, is_pending=step.peer.pending
+        )
         there_s = now_s + self._scenario.round_trip_s / 2
         if not sender.alive:
             limit_s = min(timeout_s, self._scenario.connect_timeout_s)
             self.calendar.at(now_s + limit_s, self._failed, (transfer, FailureKind.UNREACHABLE))
             return
         self.calendar.at(now_s + min(timeout_s, self._scenario.stall_s), self._lose_patience, transfer)
-        self.calendar.at(there_s, self._requested, (transfer, step.peer.pending))
+        self.calendar.at(there_s, self._requested, transfer)
 
-    def _requested(self, now_s: float, what: tuple[Transfer, bool]) -> None:
+    def _requested(self, now_s: float, transfer: Transfer) -> None:
         """A request is at the sender."""
-        transfer, may_wait = what
         sender = transfer.sender
         if not sender.alive or transfer.over or sender.nature is Nature.STALLING:
             return
-        coming = may_wait and transfer.chunk in sender.under_way
+        coming = transfer.is_pending and transfer.chunk in sender.under_way
         if transfer.chunk not in sender.have and not coming:
             self._refuse(now_s, transfer, FailureKind.MISSING)
             return
@@ -413,7 +417,10 @@ class DistributionModel:
         receiver.neighbours[sender.name] = None
         if len(receiver.neighbours) > _NEIGHBOURS:
             del receiver.neighbours[next(iter(receiver.neighbours))]
-        receiver.usual_s = smoothed(receiver.usual_s or None, now_s - transfer.asked_s)
+        took_s = now_s - transfer.asked_s
+        receiver.usual_s = smoothed(receiver.usual_s or None, took_s)
+        giver = Candidate(node=sender.name, address=sender.name, pending=transfer.is_pending)
+        receiver.places.came(_LAYER, self._names[transfer.chunk], giver, took_s, receiver.usual_s)
         if receiver.nature is Nature.LYING:
             failure = Failure(peer=sender.name, chunk=self._names[transfer.chunk], kind=FailureKind.WRONG)
             self._tell(now_s, receiver, (failure,))
@@ -513,6 +520,8 @@ class DistributionModel:
         node.announcer.acknowledged(message, answer)
         node.announces = False
         node.news_s = answer.news_s
+        if self._scenario.places and not self._scenario.ahead:
+            node.places.heed(answer.news_s)
         if node.announcer.has_news:
             self._announce_soon(now_s, node)
 

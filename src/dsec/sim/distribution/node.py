@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dsec.distribution.acquisition import Acquisition
 from dsec.distribution.announcer import Announcer
 from dsec.distribution.messages import Answer, Failure
+from dsec.distribution.places import Places
 from dsec.distribution.uploads import Stage, Upload, Uploads
 from dsec.sim.fleet.links import Link
 
@@ -33,6 +34,7 @@ class Transfer:
         asked_s: when the receiver asked.
         hold_until_s: the receiver waits no longer for it to begin.
         deadline_s: the receiver waits no longer.
+        is_pending: whether the receiver waits if the sender is only getting the chunk itself.
         upload: at the sender; None: it was not let in yet.
         is_relayed: whether the sender is getting the chunk itself while it sends it.
         over: whether the receiver gave it up, or its end was told.
@@ -44,6 +46,7 @@ class Transfer:
     asked_s: float
     hold_until_s: float
     deadline_s: float
+    is_pending: bool = False
     upload: Upload | None = None
     is_relayed: bool = False
     over: bool = False
@@ -79,6 +82,7 @@ class SimNode:
         asked_ahead: when it asked for each ahead.
         news_s: how long it gathers news, by the tracker's word.
         neighbours: who gave it chunks lately.
+        places: whom it asks without the tracker.
         silent_until_s: until then it does not ask the tracker, which did not answer.
         usual_s: how long a chunk takes from a peer lately.
     """
@@ -106,6 +110,7 @@ class SimNode:
     asked_ahead: dict[int, float] = field(default_factory=dict)
     news_s: float = 0.0
     neighbours: dict[str, None] = field(default_factory=dict)
+    places: Places = field(default_factory=Places)
     silent_until_s: float = 0.0
     alive: bool = True
     announces: bool = False

@@ -65,6 +65,8 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
         ahead: for how many chunks that come next a node asks too,
         ahead_s: and how long it goes by the answer;
         ahead_again_s: what nobody had is not asked for again within this.
+        places: whether nodes that ask for none ahead keep their places for several chunks
+            (`dsec.distribution.places`).
         gather_s: what a node asks within this travels together.
         relay_s: a chunk that is passed on while it comes is there so much later: its end is kept back until it is
             verified.
@@ -100,6 +102,7 @@ class DistributionScenario(TimedScenario, frozen=True, kw_only=True, tag_field="
     ahead: Annotated[int, Meta(ge=0, le=256)] = 32
     ahead_s: Seconds = 5.0
     ahead_again_s: Seconds = 0.5
+    places: bool = True
     gather_s: Seconds = 0.002
     relay_s: Seconds = 0.008
     pause_s: Seconds = 0.0

@@ -49,6 +49,10 @@ class Ahead:
         self._plans.append(_Plan(names))
         del self._plans[:-_PLANS]
 
+    def has(self, name: str) -> bool:
+        """Say whether a chunk is among those that are known to be fetched."""
+        return any(name in plan.left for plan in self._plans)
+
     def take(self, name: str) -> Answer | None:
         """Begin to fetch a chunk; return whom the tracker named for it lately."""
         found = None

@@ -124,6 +124,7 @@ async def open_peer_side(
             on_bad_peer=partial(_say, cache, on_event),
             options=settings.asking(),
         ) as peers:
+            tracker.on_news_s = peers.heed
             life = secrets.token_hex(8)
             announcing = Announcing(settings, tracker, life, inventory, lambda: seeding.status, peers.speed)
             seeding.start()

@@ -27,6 +27,7 @@ from dsec.base.errors import DsecError, InvalidRequestError, ObjectNotFoundError
 from dsec.base.ids import is_node_id
 from dsec.distribution.acquisition import Acquisition, Ask, LookUp, Pause
 from dsec.distribution.messages import Answer, Candidate, Failure, FailureKind, Lookup, LookupReply, Report
+from dsec.distribution.places import Places
 from dsec.distribution.policy import AcquisitionPolicy, SuspicionPolicy
 from dsec.distribution.speed import Speed
 from dsec.distribution.suspicion import Suspicion
@@ -155,6 +156,11 @@ class Peers:
         self._silent_until_s = _NEVER
         self._usual_s = 0.0
         self._ahead = Ahead(clock)
+        self._places = Places()
+
+    def heed(self, news_s: float) -> None:
+        """Take the tracker's word how long nodes gather news, which says how often one asks it."""
+        self._places.heed(news_s)
 
     def plan(self, names: Sequence[str]) -> None:
         """Say in which order the chunks of a layer are going to be fetched."""
@@ -175,7 +181,7 @@ class Peers:
             policy = msgspec.structs.replace(policy, patience_s=timeout_s)
         acquisition = Acquisition(ref.id, policy, self._clock(), self._usual_s)
         self._arrivals.expect(ref.id)
-        named = self._ahead.take(ref.id)
+        named = self._ahead.take(ref.id) if self._ahead.has(ref.id) else self._in_place(layer, ref.id)
         if named is not None and (sifted := self._sifted(named)).peers:
             acquisition.answered(sifted)
         try:
@@ -198,6 +204,13 @@ class Peers:
         except BaseException:
             self._arrivals.settle(ref.id)
             raise
+        finally:
+            self._places.over(ref.id)
+
+    def _in_place(self, layer: str, chunk: str) -> Answer | None:
+        """Return where a chunk is to be had by the place that this node has, without asking the tracker."""
+        parent = self._places.take(layer, chunk)
+        return None if parent is None else Answer(chunk=chunk, peers=(parent,))
 
     async def _asked(self, layer: str, ref: ChunkRef, step: Ask, acquisition: Acquisition) -> bytes | None:
         candidate = step.peer
@@ -221,6 +234,7 @@ class Peers:
         took_s = self._clock() - begun_s
         self.speed.end(begun, took_s)
         self._usual_s = smoothed(self._usual_s or None, took_s)
+        self._places.came(layer, ref.id, candidate, took_s, self._usual_s)
         self._silences.pop(candidate.node, None)
         self._broken.pop(candidate.node, None)
         self.counts.chunks += 1
@@ -243,6 +257,7 @@ class Peers:
         if found is None:
             return
         node = found[1]
+        self._places.leave(node)
         self.counts.failures[FailureKind.WRONG] = self.counts.failures.get(FailureKind.WRONG, 0) + 1
         failure = Failure(peer=node, chunk=ref.id, kind=FailureKind.WRONG)
         self._bear(failure)

@@ -48,10 +48,14 @@ class HttpTracker:
         self._caller = caller
         self.on_resend: Callable[[], None] = lambda: None
         """Called when the tracker does not know this node."""
+        self.on_news_s: Callable[[float], None] = lambda _: None
+        """Told how long nodes gather news, whenever the tracker says so."""
 
     async def announce(self, announcement: Announcement) -> Acknowledgement:
         """Tell what is here. Raises `PeerFailedError`."""
-        return await self._ask(ANNOUNCE, announcement, Acknowledgement, _ANNOUNCE_TIMEOUT_S)
+        answer = await self._ask(ANNOUNCE, announcement, Acknowledgement, _ANNOUNCE_TIMEOUT_S)
+        self.on_news_s(answer.news_s)
+        return answer
 
     async def look_up(self, lookup: Lookup) -> LookupReply:
         reply = await self._ask(LOOK_UP, lookup, LookupReply, _LOOK_UP_TIMEOUT_S)
