@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("image", required=False)
 @click.option("--image", "option", metavar="IMAGE", help="The same as the argument.")
 @click.option("--full", is_flag=True, help="Read every chunk that the origins of its layers have, too.")
-@click.option("--repair", is_flag=True, help="Make good what can be: here, and in object stores.")
+@click.option("--repair", is_flag=True, help="Make good what can be: here, in object stores and in registries.")
 @json_option
 @pass_options
 def verify(options: Options, image: str | None, option: str | None, full: bool, repair: bool, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from dsec.base.errors import DsecError, StateCorruptedError, StoreUnavailableError
+from dsec.base.units import format_number_of
 from dsec.images.lazy.caching.cached_layer import DATA, write_at
 from dsec.images.lazy.collection.objects import Part
 from dsec.images.lazy.formats.manifest import LayerManifest
@@ -105,9 +106,10 @@ class OriginCheck:
         if suffix == " store":
             problems |= await self._manifest_problem(url)
         if not problems:
-            return self._subject.good(f"{len(pieces)} pieces in {url}, hashes matched", node=url, suffix=suffix)
+            detail = f"{format_number_of(len(pieces), 'piece')} in {url}, hashes matched"
+            return self._subject.good(detail, node=url, suffix=suffix)
         named = _named(problems)
-        detail = f"{len(problems)} of {len(pieces) + 1} pieces in {url} cannot be had: {named}"
+        detail = f"{len(problems)} of {format_number_of(len(pieces) + 1, 'piece')} in {url} cannot be had: {named}"
         again = "push the image again" if suffix == " registry" else "publish the image again with --resend"
         advice = f"{again} from a host that has it whole; check the disk of {url}"
         if not self._options.repair:

@@ -275,7 +275,9 @@ class _ImageCheck:
         except DsecError as error:
             return subject.bad(words(error), node=node, suffix=suffix, advice="see that its origins can be reached")
         if not answer.bad:
-            return subject.good(f"{answer.pieces} pieces here, hashes matched", node=node, suffix=suffix)
+            return subject.good(
+                f"{format_number_of(answer.pieces, 'piece')} here, hashes matched", node=node, suffix=suffix
+            )
         detail = f"{len(answer.bad)} of {answer.pieces} pieces do not verify: {_numbers(answer.bad)}"
         disk = f"{_in_use(answer.mapped)}check this node's disk"
         if not repair:
