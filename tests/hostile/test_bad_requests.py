@@ -99,7 +99,7 @@ async def test_command_that_cannot_start_is_told_by_its_cause(
 async def _run_in_background(service: HttpService, guest: Guest, request: CommandRequest) -> None:
     """It is refused at the start, or its end tells the same."""
     process = await service.start_process(guest.sandbox_id, request)
-    await service.wait_process(guest.sandbox_id, process.process_id, timeout_s=20)
+    await service.wait_process(guest.sandbox_id, process.process_id, timeout_s=60)
 
 
 async def test_image_without_a_shell_runs_programs_and_refuses_sessions(make_guest) -> None:  # type: ignore[no-untyped-def]

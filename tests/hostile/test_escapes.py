@@ -71,7 +71,7 @@ print(json.dumps(found))
     process = await service.start_process(
         guest.sandbox_id, CommandRequest(argv=("python3", "-c", source), timeout_s=None)
     )
-    result = await service.wait_process(guest.sandbox_id, process.process_id, timeout_s=20)
+    result = await service.wait_process(guest.sandbox_id, process.process_id, timeout_s=60)
     assert result.stdout.strip() == b"[]"
     # The session's control channel is the shell's alone, and what it says is not believed when it is forged.
     session = await service.open_session(guest.sandbox_id, SessionRequest())

@@ -249,21 +249,26 @@ time.sleep(60)
 
 async def test_zombies_and_detached_children_are_reaped(guest: Guest) -> None:
     source = """
-import os
+import os, time
 for _ in range(2000):
     while True:
         try:
             pid = os.fork()
             break
         except BlockingIOError:
-            os.waitpid(-1, 0)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                time.sleep(0.01)  # All that are left are init's, which takes its time on a loaded host.
     if pid == 0:
-        if os.fork() == 0:
-            os.setsid()
-        os._exit(0)
+        try:
+            if os.fork() == 0:
+                os.setsid()
+        finally:
+            os._exit(0)
 print(1)
 """
-    assert await guest.ask(source, timeout_s=60) == 1
+    assert await guest.ask(source, timeout_s=200) == 1
     await wait_processes(guest, lambda count: count <= 5)
 
 
@@ -324,8 +329,11 @@ async def test_endless_output_is_cut_with_an_exact_count(node: NodeProcess, gues
     exact = await guest.sh("head -c 40000000 /dev/zero; head -c 3000000 /dev/zero >&2", output_limit_bytes=100_000)
     assert (len(exact.stdout), exact.stdout_dropped_bytes) == (100_000, 39_900_000)
     assert (len(exact.stderr), exact.stderr_dropped_bytes) == (100_000, 2_900_000)
-    endless = await guest.sh("yes", timeout_s=1.0, output_limit_bytes=100_000)
-    assert endless.status.timed_out
+    for timeout_s in (1.0, 10.0, 60.0):  # On a loaded host it may not have begun to write.
+        endless = await guest.sh("yes", timeout_s=timeout_s, output_limit_bytes=100_000)
+        assert endless.status.timed_out
+        if endless.stdout_dropped_bytes:
+            break
     assert len(endless.stdout) == 100_000
     assert endless.stdout_dropped_bytes > 0
     assert resident_bytes(node.pid) - before < 64 * MIB

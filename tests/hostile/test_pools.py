@@ -346,7 +346,7 @@ async def test_of_many_that_race_for_one_sandbox_one_gets_it(service: HttpServic
         async def race(number: int) -> None:
             client = other if number % 2 else service
             try:
-                got.append((await client.create(SPEC, sandbox_id=f"sbx-race{number}", timeout_s=1.0)).sandbox_id)
+                got.append((await client.create(SPEC, sandbox_id=f"sbx-race{number}", timeout_s=5.0)).sandbox_id)
             except DeadlineExceededError:
                 late.append(f"sbx-race{number}")
 

@@ -133,7 +133,7 @@ async def test_ended_processes_make_room_and_running_ones_do_not(node: Node) -> 
 async def test_a_background_process_has_its_own_timeout(node: Node) -> None:
     request = CommandRequest(argv=("sh", "-c", "echo begun; sleep 600 & sleep 600"), timeout_s=0.05)
     started = await node.start_process(BOX, request)
-    result = await node.wait_process(BOX, started.process_id, timeout_s=10)
+    result = await node.wait_process(BOX, started.process_id, timeout_s=60)
     assert result.status.timed_out
     assert result.stdout == b"begun\n"
     assert (await node.statistics(BOX)).processes == 1
@@ -141,12 +141,12 @@ async def test_a_background_process_has_its_own_timeout(node: Node) -> None:
 
 async def test_signals_reach_a_background_process_and_nine_takes_its_daemons(node: Node) -> None:
     started = await node.start_process(BOX, CommandRequest(argv=("sh", "-c", "sleep 600 & exit 0"), timeout_s=None))
-    assert (await node.wait_process(BOX, started.process_id, timeout_s=10)).status.exit_code == 0
+    assert (await node.wait_process(BOX, started.process_id, timeout_s=60)).status.exit_code == 0
     await node.signal_process(BOX, started.process_id, 9)
     assert (await node.statistics(BOX)).processes == 1
     polite = await node.start_process(BOX, SLEEP)
     await node.signal_process(BOX, polite.process_id, 15)
-    assert (await node.wait_process(BOX, polite.process_id, timeout_s=10)).status.signal == 15
+    assert (await node.wait_process(BOX, polite.process_id, timeout_s=60)).status.signal == 15
     assert [each.state for each in await node.list_processes(BOX)] == [ProcessState.EXITED] * 2
     with pytest.raises(InvalidRequestError):
         await node.signal_process(BOX, polite.process_id, 0)

@@ -137,7 +137,7 @@ async def test_a_process_that_ended_while_no_node_ran_keeps_its_status() -> None
     await process.close_stdin()
     await process.wait()
     async with host.node() as node:
-        assert (await node.wait_process(BOX, started.process_id, timeout_s=10)).status.exit_code == 9
+        assert (await node.wait_process(BOX, started.process_id, timeout_s=60)).status.exit_code == 9
 
 
 async def test_a_process_of_which_nothing_is_left_is_unknown() -> None:

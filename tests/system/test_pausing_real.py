@@ -168,13 +168,13 @@ async def test_the_timeout_of_a_command_stands_still(make_node: Callable[..., No
 
         async def run() -> None:
             script = "touch /tmp/begun; sleep 1; echo done"
-            results.append(await service.run(BOX, CommandRequest(argv=("sh", "-c", script), timeout_s=2.0)))
+            results.append(await service.run(BOX, CommandRequest(argv=("sh", "-c", script), timeout_s=5.0)))
 
         async with anyio.create_task_group() as group:
             group.start_soon(run)
             await until(lambda: _exists(service, "/tmp/begun"))
             await service.pause(BOX)
-            await anyio.sleep(2.5)
+            await anyio.sleep(5.5)
             await service.resume(BOX)
         assert (results[0].stdout, results[0].status.timed_out) == (b"done\n", False)
         await service.remove(BOX)
@@ -230,7 +230,7 @@ async def test_a_pause_at_expiry_gives_the_memory_back_and_keeps_the_last_write(
 ) -> None:
     async with make_node().service() as service:
         await create(service)
-        await service.start_process(BOX, CommandRequest(argv=("perl", "-e", HOLDS_MEMORY), keep_stdin_open=True))
+        await service.start_process(BOX, HOLDER)
         await until(lambda: _holds(service))
         await service.write_file(BOX, "/home/user/last", b"late")
         await service.extend(BOX, Lifetime(idle_timeout_s=0.1, on_expiry=ExpiryAction.PAUSE))
@@ -255,8 +255,7 @@ async def test_the_next_node_finds_the_memory_of_a_killed_one(
     first = make_node()
     async with first.service() as service:
         await create(service)
-        request = CommandRequest(argv=HOLDER.argv, keep_stdin_open=True, timeout_s=None)
-        process = (await service.start_process(BOX, request)).process_id
+        process = (await service.start_process(BOX, HOLDER)).process_id
         await until(lambda: _holds(service))
         async with anyio.create_task_group() as group:
             group.start_soon(_pause_or_die, service)
@@ -334,24 +333,26 @@ async def test_a_node_killed_at_many_lines_of_a_pause_leaves_a_guest_that_is_who
     first = make_node()
     async with first.service() as service:
         await create(service)
-        process = (await service.start_process(BOX, CommandRequest(argv=HOLDER.argv, keep_stdin_open=True))).process_id
+        process = (await service.start_process(BOX, HOLDER)).process_id
         await until(lambda: _holds(service))
     first.kill()
     node, found = NodeProcess(state_dir), set()
-    for asked, lines in enumerate((*KILLED_AT, None), 1):
-        assert node.start(die_after_lines=lines)
-        async with node.service() as service:
-            found.add((await service.inspect(BOX)).state)
-            async with service.attach(BOX, process) as stream:
-                await stream.write(b"\n")
-                said = b""
-                while said.count(SUM) < asked:  # An attachment begins with what was said before.
-                    said += await line(stream)
-            if lines is None:
-                await service.remove(BOX)
-                break
-            node.arm()
-            await _pause_or_die(service)
+    try:
+        for asked, lines in enumerate((*KILLED_AT, None), 1):
+            assert node.start(die_after_lines=lines)
+            async with node.service() as service:
+                found.add((await service.inspect(BOX)).state)
+                async with service.attach(BOX, process) as stream:
+                    await stream.write(b"\n")
+                    said = b""
+                    while said.count(SUM) < asked:  # An attachment begins with what was said before.
+                        said += await line(stream)
+                if lines is None:
+                    await service.remove(BOX)
+                    break
+                node.arm()
+                await _pause_or_die(service)
+            node.kill()
+    finally:
         node.kill()
-    node.kill()
     assert found == {SandboxState.READY, SandboxState.PAUSED}

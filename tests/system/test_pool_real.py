@@ -66,7 +66,7 @@ async def reading(node: Node, *, ready: int = 1) -> PoolStatistics:
 
 
 async def shell(node: Node, sandbox_id: str, script: str) -> str:
-    result = await node.run(sandbox_id, CommandRequest(argv=("sh", "-c", script), timeout_s=20.0))
+    result = await node.run(sandbox_id, CommandRequest(argv=("sh", "-c", script), timeout_s=PATIENCE_S))
     assert result.status.exit_code == 0, result
     return result.stdout.decode()
 

@@ -11,13 +11,19 @@ from dsec.base.units import MIB
 from dsec.episode.spec import EpisodeEnvironment, EpisodeSpec, EpisodeState
 from dsec.model.sandbox import SandboxFilter, SandboxSpec, SandboxState
 from dsec.node.builder import open_node
+from dsec.node.node import Node
 from dsec.node.settings import NodeSettings
 from dsec.testing.episodes_suite import collected, outputs, script, until
 from dsec.testing.leaks import Leaks
 from dsec.worker.episodes.worker import EpisodeWorker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.slow]
-COUNTS = "i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo $i >> /tmp/count; sleep 0.05; done; tail -n 1 /tmp/count"
+COUNTS = """until [ -e /tmp/go ]; do sleep 0.01; done
+i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo $i >> /tmp/count; sleep 0.05; done; tail -n 1 /tmp/count"""
+
+
+async def begin(node: Node, sandbox_id: str) -> None:
+    await node.write_file(sandbox_id, "/tmp/go", b"")
 
 
 async def test_a_job_that_is_paused_stands_still_with_its_commands_and_goes_on_where_it_was(
@@ -37,6 +43,10 @@ async def test_a_job_that_is_paused_stands_still_with_its_commands_and_goes_on_w
                 await worker.start(spec, episode_id=name)
             for name in names:
                 await until(worker, name, lambda now: now.rounds == 1)
+            boxes = await node.list(SandboxFilter(metadata={"job": "training"}))
+            async with anyio.create_task_group() as tasks:
+                for box in boxes:
+                    tasks.start_soon(begin, node, box.sandbox_id)
             paused = await worker.pause_job("training")
             assert [info.state for info in paused] == [EpisodeState.PAUSED] * 4, paused
             boxes = await node.list(SandboxFilter(metadata={"job": "training"}))

@@ -91,7 +91,7 @@ async def test_a_checkpoint_in_a_storm_of_10000_new_files_has_a_beginning_of_it_
         storm = await node.start_process(box, CommandRequest(argv=("perl", "-e", STORM), timeout_s=None))
         points: list[str] = []
         while len(points) < 3:
-            await sh(node, box, f"until [ -e s/{len(points) * GUST + 1} ]; do sleep 0.002; done")
+            await sh(node, box, f"until [ -e s/{len(points) * GUST + 10} ]; do sleep 0.002; done")
             points.append((await node.state.checkpoint(box)).checkpoint_id)
             await sh(node, box, f"touch go{len(points) * GUST + 1}")
         assert (await node.wait_process(box, storm.process_id)).status.exit_code == 0

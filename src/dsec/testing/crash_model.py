@@ -194,7 +194,7 @@ class Sandbox:
         ready = replace(self.world, state=SandboxState.READY)
         for process_id, job in self.jobs.items():
             if job.exit_code is not None:
-                call = service.wait_process(self.name, process_id, timeout_s=20.0)
+                call = service.wait_process(self.name, process_id, timeout_s=60.0)
                 result = await self._attempt(f"wait for {process_id}", call, ready)
                 got = (result.status.exit_code, result.stdout)  # type: ignore[attr-defined]
                 assert got == (job.exit_code, job.output), f"{process_id}: {result}\n{self.described()}"
