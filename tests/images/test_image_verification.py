@@ -24,6 +24,7 @@ from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef, name_of
 from dsec.images.lazy.publication.conversion import LayerFile, fetch_manifest, publish
 from dsec.images.lazy.publication.sharing import publish_image, pull_image
+from dsec.images.lazy.tracing.traces import Trace, TracedLayer, TraceShelf
 from dsec.images.lazy.verifying.findings import Finding, VerifyOptions
 from dsec.images.lazy.verifying.verification import verify_image
 from dsec.images.registry.client import RegistryClient
@@ -659,6 +660,45 @@ def test_who_published_a_layer_mends_what_its_store_has_of_it(
     assert set(image.bad(full=True)) == {"layer-2 store"}
     assert image.findings(full=True, repair=True)["layer-2 store"].repaired
     assert image.is_good()
+
+
+def test_who_published_an_image_by_its_traces_finds_and_mends_what_rots_there(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    for number in range(3):
+        (tmp_path / f"tree/file-{number}").write_bytes(_DATA[: (3 << 20) + number])
+    images = LocalImageStore(tmp_path / "images")
+    layer = images.add_layer(tmp_path / "tree")
+    info = images.add_image("mine:v1", [layer], ImageConfig(), source="test")
+    size_bytes = info.layers[0].size_bytes
+    trace = Trace(
+        version=1,
+        image_id=info.image_id,
+        command="python3",
+        argv=("python3",),
+        source="trace",
+        runs=1,
+        recorded_at_s=1.0,
+        layers=(TracedLayer(digest=layer, size_bytes=size_bytes),),
+        reads=((0, size_bytes // 4096 - 2, 1, 0),),
+    )
+    TraceShelf(images.root).put(trace)
+    store = FolderObjectStore(tmp_path / "objects")
+    anyio.run(lambda: publish_image(images, "mine:v1", store, by_traces=True))
+    chunk = max((tmp_path / "objects/layers/chunks").glob("*/*"), key=lambda path: path.stat().st_size)
+    _flip(chunk, 99)
+
+    def looked(*, repair: bool) -> list[Finding]:
+        options = VerifyOptions(node=_NODE, store_url=store.url, full=True, repair=repair)
+
+        async def go() -> list[Finding]:
+            return [finding async for finding in verify_image(images, "mine:v1", None, options)]
+
+        return anyio.run(go)
+
+    assert [finding.part for finding in looked(repair=False) if not finding.ok] == ["layer-1 store"]
+    assert [finding.part for finding in looked(repair=True) if finding.repaired] == ["layer-1 store"]
+    assert all(finding.ok for finding in looked(repair=False))
+    images.close()
 
 
 def test_progress_is_told_and_memory_is_bounded(lazy: _Image) -> None:

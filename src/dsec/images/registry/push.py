@@ -177,9 +177,9 @@ class _Push:
             whole = LayerFile.of(path, record) if layout is None else layout.file
             manifest, blob = await anyio.to_thread.run_sync(_cut, whole, file)
             chunks = await self._put(media.OUR_LAYER_CHUNKS, blob, of=digest)
-            if layout is not None and not self._request.by_traces:
+            if layout is not None:
                 cut = CutLayer(manifest, self._repository.blob_url(blob.digest), blob.size_bytes)
-                await anyio.to_thread.run_sync(note_cut, self._images, cut)
+                await anyio.to_thread.run_sync(partial(note_cut, self._images, cut, by_traces=self._request.by_traces))
         return _Layer(manifest, (await self._put_bytes(media.OUR_LAYER_MANIFEST, manifest.data), chunks))
 
     async def _taken_over(self, path: Path, record: LayerRecord) -> _Layer:

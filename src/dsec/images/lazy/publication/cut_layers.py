@@ -2,10 +2,11 @@
 
 A manifest follows from a layer and from how its file is laid out: whoever finds that a store or registry has all that
 it names may rely on that, and need not look at the file. Where anything is missing the layer is cut as if nothing were
-known. Notes are about layers that were laid out by content alone; by traces each time comes to something else, and to
-move traces along one has to lay out anyway.
+known. That goes for layers that were laid out by content alone; by traces each time comes to something else, and to
+move traces along one has to lay out anyway. Of those there is a note apart, for who looks after what was published.
 
-`<images>/cut/<hex>.json` (docs/formats/image-store.md): a note that is lost or damaged costs time only.
+`<images>/cut/<hex>.json`, `<hex>.traced.json` (docs/formats/image-store.md): a note that is lost costs time, and that
+what was published is looked after by those who pulled it only.
 """
 
 from __future__ import annotations
@@ -62,15 +63,17 @@ def cut_before(images: LocalImageStore, info: ImageInfo) -> dict[str, CutLayer]:
     return {digest: cut for digest, cut in read.items() if cut is not None}
 
 
-def cut_of(images: LocalImageStore, digest: str) -> CutLayer | None:
-    """Return what a layer came to when it was cut last; None: it was not, or that is not known. Blocks."""
-    return _read(images.root, digest)
+def cut_of(images: LocalImageStore, digest: str, *, by_traces: bool = False) -> CutLayer | None:
+    """Return what a layer came to when it was cut last, laid out by content alone or by traces; None: it was not, or
+    that is not known. Blocks.
+    """
+    return _read(images.root, digest, by_traces=by_traces)
 
 
-def note_cut(images: LocalImageStore, cut: CutLayer) -> None:
+def note_cut(images: LocalImageStore, cut: CutLayer, *, by_traces: bool = False) -> None:
     """Note what a layer came to. Blocks; what cannot be noted is not."""
     digest = cut.manifest.layer
-    known = _read(images.root, digest)
+    known = _read(images.root, digest, by_traces=by_traces)
     if known is not None and known.manifest.id == cut.manifest.id and (known.blob or not cut.blob):
         return
     note = _Note(
@@ -82,17 +85,17 @@ def note_cut(images: LocalImageStore, cut: CutLayer) -> None:
         blob_bytes=cut.blob_bytes,
     )
     with contextlib.suppress(OSError):
-        file = _file(images.root, digest)
+        file = _file(images.root, digest, by_traces=by_traces)
         file.parent.mkdir(mode=0o700, exist_ok=True)
         write_atomically(file, msgspec.json.encode(note))
         for other in list(file.parent.glob("*.json")):
-            if not images.has_layer(f"sha256:{other.stem}"):
+            if not images.has_layer(f"sha256:{other.name.partition('.')[0]}"):
                 other.unlink(missing_ok=True)
 
 
-def _read(root: Path, digest: str) -> CutLayer | None:
+def _read(root: Path, digest: str, *, by_traces: bool = False) -> CutLayer | None:
     try:
-        file = _file(root, digest)
+        file = _file(root, digest, by_traces=by_traces)
         note = msgspec.json.decode(file.read_bytes(), type=_Note)
         manifest = manifests.decode(note.manifest.encode(), str(file), expected=note.id)
     except (OSError, msgspec.MsgspecError, DsecError):
@@ -102,5 +105,5 @@ def _read(root: Path, digest: str) -> CutLayer | None:
     return CutLayer(manifest, note.blob, note.blob_bytes)
 
 
-def _file(root: Path, digest: str) -> Path:
-    return root / _DIRECTORY / f"{hex_of(digest)}.json"
+def _file(root: Path, digest: str, *, by_traces: bool) -> Path:
+    return root / _DIRECTORY / f"{hex_of(digest)}{'.traced' if by_traces else ''}.json"

@@ -90,15 +90,26 @@ def lay_out_image(
     return found
 
 
-def laid_out_again(images: LocalImageStore, digest: str, directory: Path) -> Path | None:
-    """Lay out a layer that is wholly here by its content alone, as when it was cut; None: it cannot be. Blocks."""
+def laid_out_again(
+    images: LocalImageStore, digest: str, directory: Path, *, traced: ImageInfo | None = None
+) -> Path | None:
+    """Lay out a layer that is wholly here as when it was cut; None: it cannot be. Blocks.
+
+    Args:
+        images: has the layer.
+        digest: the layer's.
+        directory: where the file is made.
+        traced: the image by whose traces it was laid out; other ones now make another file. None: by content alone.
+    """
     path, record = images.stored_layer(digest)
     if record.format is not LayerFormat.EROFS:
         return None
     target = directory / "laid-out.erofs"
     try:
+        place = -1 if traced is None else [layer.digest for layer in traced.layers].index(digest)
+        traces = () if traced is None else _traces(images, traced)
         with full_disk_reported("laying a layer out"):
-            lay_out(path, target, [])
+            lay_out(path, target, [extent for each in traces for extent in _reads(each, place, digest)])
     except DsecError:
         return None
     return target

@@ -201,8 +201,8 @@ async def _publish_layer(order: _Order, digest: str, publication: Publication) -
         return sent
     sent = await publish_layer(publication, layout.file, made=made.append)
     order.cut[digest] = made[0]
-    if not order.by_traces:
-        await anyio.to_thread.run_sync(note_cut, order.images, CutLayer(made[0]))
+    note = partial(note_cut, order.images, CutLayer(made[0]), by_traces=order.by_traces)
+    await anyio.to_thread.run_sync(note)
     return sent
 
 

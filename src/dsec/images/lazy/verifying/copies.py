@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import anyio.to_thread
 
@@ -89,11 +90,14 @@ async def replaced_by_copy(
 async def _copies(images: LocalImageStore, digest: str, options: VerifyOptions) -> AsyncIterator[_Copy]:
     """Yield what others may have of a layer."""
     stores = (options.store_url,) if options.store_url else ()
-    cut = await anyio.to_thread.run_sync(cut_of, images, digest)
-    if cut is not None and (origins := tuple(url for url in (cut.blob, *stores) if url)):
-        yield _Copy(cut.manifest, origins)
+    known: set[str] = set()
+    for by_traces in (False, True):
+        cut = await anyio.to_thread.run_sync(partial(cut_of, images, digest, by_traces=by_traces))
+        if cut is not None and (origins := tuple(url for url in (cut.blob, *stores) if url)):
+            known.add(cut.manifest.id)
+            yield _Copy(cut.manifest, origins)
     for url in stores:
-        if (manifest := await _named_in(url, digest)) is not None and (cut is None or cut.manifest.id != manifest.id):
+        if (manifest := await _named_in(url, digest)) is not None and manifest.id not in known:
             yield _Copy(manifest, (url,))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -217,14 +218,21 @@ class _ImageCheck:
             for url in stored.record.origins:
                 yield await check.check(url, None)
             return
-        cut = await anyio.to_thread.run_sync(cut_of, self._images, subject.digest)
+        for by_traces in (False, True):
+            async for finding in self._published_as_cut(subject, by_traces=by_traces):
+                yield finding
+
+    async def _published_as_cut(self, subject: Subject, *, by_traces: bool) -> AsyncIterator[Finding]:
+        known = partial(cut_of, self._images, subject.digest, by_traces=by_traces)
+        cut = await anyio.to_thread.run_sync(known)
         if cut is None:
             return
         origins = tuple(url for url in (cut.blob, *await self._stores_with(cut.manifest)) if url)
         with self._images.work_directory() as work:
 
             def as_cut() -> Path | None:
-                return laid_out_again(self._images, subject.digest, work.path)
+                traced = self._info if by_traces else None
+                return laid_out_again(self._images, subject.digest, work.path, traced=traced)
 
             check = OriginCheck(self._images, subject, cut.manifest, origins, self._options, self._unreachable, as_cut)
             for url in origins:
