@@ -125,6 +125,9 @@ REFUSED: dict[str, list[Member]] = {
     "owner below zero": [entry("a", pax_headers={"uid": "-1"})],
     "size that is none": [entry("a", pax_headers={"size": "-1"})],
     "size of an exabyte": [entry("a", pax_headers={"size": "1" + "0" * 18})],
+    "root that is a file": [entry(".", b"1")],
+    "root that is a link": [link("./", "/etc")],
+    "name that is none": [entry("a", b"1", pax_headers={"path": ""})],
     "time that is none": [entry("a", pax_headers={"mtime": "soon"})],
 }
 
@@ -232,6 +235,25 @@ def test_what_is_cut_off_is_damage(store: LocalImageStore, tmp_path: Path, cut: 
     whole = tar(entry("a", b"x" * 9000), entry("b", b"y" * 9000)).rstrip(b"\0")
     with pytest.raises(InvalidRequestError):
         run_import(store, rootfs_tar(tmp_path, whole[:-cut]))
+    assert_nothing_is_left(store)
+
+
+def test_a_hard_link_may_take_the_place_of_an_empty_directory(
+    store: LocalImageStore, tmp_path: Path, pack: Pack
+) -> None:
+    made = run_import(store, pack(tmp_path, tar(directory("d"), entry("f", b"1"), link("d", "f", tarfile.LNKTYPE))))
+    (root,) = store.mount([made.name]).layer_paths
+    assert (root / "d").samefile(root / "f")
+
+
+def test_attributes_of_directories_do_not_fill_the_memory(store: LocalImageStore, tmp_path: Path) -> None:
+    """They are kept until the end, and a few megabytes that are compressed may hold gigabytes of them."""
+    many = [
+        entry(f"d{number}", kind=tarfile.DIRTYPE, pax_headers={"SCHILY.xattr.user.a": "v" * 3000})
+        for number in range(9)
+    ]
+    with pytest.raises(UnsafeArchiveError, match="attributes of directories"):
+        run_import(store, rootfs_tar(tmp_path, tar(*many)), limits=ArchiveLimits(names_bytes=20_000))
     assert_nothing_is_left(store)
 
 

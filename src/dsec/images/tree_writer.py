@@ -54,7 +54,8 @@ class ArchiveLimits:
             and below what fills the disk of a host.
         entries: files, directories, links.
         path_bytes: one path. Below PATH_MAX (4096) by what the programs that read the tree put before it.
-        names_bytes: all paths together: those of directories stand in memory, which an archive must not fill.
+        names_bytes: all paths together, and the attributes of directories: what is known of directories stands in
+            memory until the end, which an archive must not fill.
         depth: directories on the way to an entry.
         xattr_bytes: attributes of one entry.
     """
@@ -197,19 +198,24 @@ class TreeWriter:
 
     def _count(self, path: bytes) -> None:
         self._entries += 1
-        self._names_bytes += len(path)
-        if self._names_bytes > self._limits.names_bytes:
-            raise _unsafe(path, f"the archive's paths have more than {self._limits.names_bytes} bytes together")
+        self._count_bytes(len(path), path)
         if self._entries > self._limits.entries:
             raise _unsafe(path, f"the archive has more than {self._limits.entries} entries")
+
+    def _count_bytes(self, count: int, path: bytes) -> None:
+        self._names_bytes += count
+        if self._names_bytes > self._limits.names_bytes:
+            what = "paths, and attributes of directories,"
+            raise _unsafe(path, f"the archive's {what} have more than {self._limits.names_bytes} bytes together")
 
     def _write(self, path: bytes, entry: Entry, content: Iterable[bytes]) -> None:
         if entry.hides_by_accident and not self._keep_devices:
             self._leave_out(path, "character devices 0:0 left out, which would hide what lower layers have")
             return
         if not path:
-            if entry.kind is EntryKind.DIRECTORY:
-                self._directories[b""] = self._directory(entry)
+            if entry.kind is not EntryKind.DIRECTORY:
+                raise _unsafe(entry.path, "it would take the place of the root of the tree")
+            self._directories[b""] = self._directory(entry)
             return
         if max(entry.uid, entry.gid) >= _SANDBOX_IDS:
             self._warn(f"owners above {_SANDBOX_IDS - 1}, which sandboxes show as nobody")
@@ -219,11 +225,9 @@ class TreeWriter:
             self._make_directory(parent, name, path, entry)
             return
         if entry.kind is EntryKind.HARD_LINK:
-            self._link(parent, name, entry)
+            self._link(parent, name, path, entry)
             return
-        _make_room(parent, name, entry.path)
-        self._directories.pop(path, None)
-        self._further.pop(path, None)
+        self._make_room(parent, name, path, entry)
         if entry.kind is EntryKind.FILE:
             self._write_file(parent, name, entry, content)
         else:
@@ -240,13 +244,29 @@ class TreeWriter:
 
     def _make_directory(self, parent: int, name: bytes, path: bytes, entry: Entry) -> None:
         if _kind_at(parent, name) is not EntryKind.DIRECTORY:
-            _make_room(parent, name, entry.path)
+            self._make_room(parent, name, path, entry)
             os.mkdir(name, 0o700, dir_fd=parent)
         self._directories[path] = self._directory(entry)
 
     def _directory(self, entry: Entry) -> _Directory:
         xattrs = dict(self._kept_xattrs(entry))
+        self._count_bytes(sum(len(key) + len(value) for key, value in xattrs.items()), entry.path)
         return _Directory(mode=entry.mode, uid=entry.uid, gid=entry.gid, mtime_ns=entry.mtime_ns, xattrs=xattrs)
+
+    def _make_room(self, parent: int, name: bytes, path: bytes, entry: Entry) -> None:
+        """Remove what an earlier entry left at this path."""
+        kind = _kind_at(parent, name)
+        if kind is None:
+            return
+        if kind is not EntryKind.DIRECTORY:
+            os.unlink(name, dir_fd=parent)
+            return
+        try:
+            os.rmdir(name, dir_fd=parent)
+        except OSError as error:
+            raise _unsafe(entry.path, "it replaces a directory that has content") from error
+        self._directories.pop(path, None)
+        self._further.pop(path, None)
 
     def _write_file(self, parent: int, name: bytes, entry: Entry, content: Iterable[bytes]) -> None:
         fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
@@ -279,20 +299,20 @@ class TreeWriter:
             self._set_xattr(b"/proc/self/fd/%d/%s" % (parent, name), key, value)
         os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
-    def _link(self, parent: int, name: bytes, entry: Entry) -> None:
+    def _link(self, parent: int, name: bytes, path: bytes, entry: Entry) -> None:
         target = self.clean_path(entry.link.lstrip(b"/"))
         link_fd, link_name = os.dup(parent), target.rpartition(b"/")[2]
         try:
             source = self._open_parent(target, entry.path) if target else -1
             if _kind_at(source, link_name) in (None, EntryKind.DIRECTORY) if target else True:
                 if target in self._missing:
-                    self._leave_out(self.clean_path(entry.path), "further names of device nodes left out")
+                    self._leave_out(path, "further names of device nodes left out")
                     return
                 raise _unsafe(entry.path, f"it is a hard link to {_show(entry.link)}, which the archive does not hold")
             present = _status_at(link_fd, name)
             if present and present.st_ino == os.stat(link_name, dir_fd=source, follow_symlinks=False).st_ino:
                 return
-            _make_room(link_fd, name, entry.path)
+            self._make_room(link_fd, name, path, entry)
             os.link(link_name, name, src_dir_fd=source, dst_dir_fd=link_fd, follow_symlinks=False)
         finally:
             os.close(link_fd)
@@ -450,20 +470,6 @@ def _status_at(parent: int, name: bytes) -> os.stat_result | None:
 def _kind_at(parent: int, name: bytes) -> EntryKind | None:
     status = _status_at(parent, name)
     return None if status is None else _KINDS[stat.S_IFMT(status.st_mode)]
-
-
-def _make_room(parent: int, name: bytes, shown: bytes) -> None:
-    """Remove what an earlier entry left at this path."""
-    kind = _kind_at(parent, name)
-    if kind is None:
-        return
-    if kind is not EntryKind.DIRECTORY:
-        os.unlink(name, dir_fd=parent)
-        return
-    try:
-        os.rmdir(name, dir_fd=parent)
-    except OSError as error:
-        raise _unsafe(shown, "it replaces a directory that has content") from error
 
 
 def copy_tree(
