@@ -71,8 +71,8 @@ class Machine(RuleBasedStateMachine):
                                 outcome.append(error)
                             finally:
                                 done.set()
-            except Killed:
-                return
+            except* Killed:
+                pass
 
         self.task = self._portal.start_task_soon(serve)
         self._portal.call(ready.wait)

@@ -158,7 +158,7 @@ async def test_a_peer_that_takes_nothing_is_given_up() -> None:
         relay.takes = False
         with pytest.raises(NodeUnavailableError, match="took nothing"):
             await peer.round(MIGRATION, LAYER_ROUND, content.stream())
-    assert content.closed
+    assert content.closed or not content.produced
 
 
 async def test_a_peer_that_sends_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ class Fleet:
                 self.nodes[name] = node
                 tried.set()
                 await self._ends[name].wait()
-        except Killed:
+        except* Killed:
             pass
         finally:
             self.nodes.pop(name, None)

@@ -129,7 +129,7 @@ class ForestMachine(RuleBasedStateMachine):
             self._stop.set()
             try:
                 await self._life
-            except Killed:
+            except* Killed:
                 assert self.ground.is_dead
 
         self._runner.run(end())
@@ -193,7 +193,7 @@ class ForestMachine(RuleBasedStateMachine):
             try:
                 result = self._runner.run(self._made(call, error))
                 answered = True
-            except Killed:
+            except* Killed:
                 pass
             self.ground.arm(0)
             self._armed = 0
@@ -214,7 +214,7 @@ class ForestMachine(RuleBasedStateMachine):
             assert error is None, f"it had to raise {error}, and gave {result}"
         try:
             await self.ground.settle(self.service)
-        except Killed:
+        except* Killed:
             pass  # It was answered before.
         return result
 

@@ -217,6 +217,11 @@ class _Acting:
             self._fleet.bury(HERE)
         except DsecError:
             pass
+        except BaseExceptionGroup as several:
+            # A task group of the node's wraps its deaths.
+            if several.split(Killed)[1] is not None:
+                raise
+            self._fleet.bury(HERE)
 
     async def _stop(self) -> None:
         await self._strike.wait()
