@@ -84,7 +84,7 @@ async def connection(sink: Any) -> AsyncIterator[SocketStream]:
     async with serve(sink, tcp=TcpAddress(token=TOKEN)) as serving:
         host, _, port = serving.url.removeprefix("http://").partition(":")
         async with await anyio.connect_tcp(host, int(port)) as stream:
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 yield stream
 
 

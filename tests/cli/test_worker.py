@@ -91,7 +91,7 @@ def test_a_worker_says_where_it_is_serves_by_token_and_ends_cleanly(worker: Work
 def test_down_ends_it_and_the_next_one_goes_on_with_its_episodes(worker: WorkerProcess) -> None:
     worker.start()
     there = ("episode", "--worker", worker.url)
-    rounds = [{"calls": [{"tool": "run", "script": f"sleep {seconds}; echo {seconds}"}]} for seconds in (0, 30)]
+    rounds = [{"calls": [{"tool": "run", "script": f"sleep {seconds}; echo {seconds}"}]} for seconds in (0, 300)]
     spec = {**SPEC, "policy": {"policy": "script", "rounds": rounds}}
     run(*there, "start", "-", "--id", "ep-one", input=json.dumps(spec))
     until(there, "rounds", 1)
@@ -108,11 +108,10 @@ def test_down_ends_it_and_the_next_one_goes_on_with_its_episodes(worker: WorkerP
 
 def until(there: tuple[str, ...], name: str, value: int) -> None:
     """Wait until an episode has come so far."""
-    for _ in range(500):
-        if json.loads(run(*there, "ls", "--json").stdout)[0].get(name) == value:
-            return
+    ends_at = time.monotonic() + 60
+    while json.loads(run(*there, "ls", "--json").stdout)[0].get(name) != value:
+        assert time.monotonic() < ends_at, f"{name} never was {value}"
         time.sleep(0.01)
-    raise AssertionError(f"{name} never was {value}")
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ async def settle() -> None:
 
 async def merged(node: Node) -> None:
     """Wait until no chain is longer than it may be."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while max(info.depth for info in await node.state.list_snapshots()) > MERGE_DEPTH:  # noqa: ASYNC110
             await anyio.sleep(0.01)  # What tells is in the store.
 

@@ -37,7 +37,7 @@ async def read(node: Node, box: str, path: str) -> str:
 
 
 async def until(holds: Callable[[], Awaitable[object]]) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while True:
             if await holds():
                 return

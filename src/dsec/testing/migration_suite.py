@@ -124,7 +124,7 @@ class MigrationSuite:
         assert await self._read(pair.there, box) == b"begun\n"
 
     async def _wait_written(self, pair: Pair, box: str) -> None:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while True:
                 try:
                     if await self._read(pair.here, box) == b"begun\n":
