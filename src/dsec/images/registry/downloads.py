@@ -17,8 +17,6 @@ from pathlib import Path
 
 import anyio
 
-from dsec.images.durable import try_lock
-
 DOWNLOADS = "downloads"
 """Name of their directory in an image store."""
 KEPT_S = 86_400.0
@@ -68,22 +66,23 @@ class Downloads:
         freed_bytes = 0
         for path in list(self.root.iterdir()):
             try:
-                status = path.stat()
-                if time.time() - status.st_mtime < older_than_s or (fd := try_lock(path)) is None:
+                if (fd := _try_hold(path, 0)) is None:
                     continue
-            except FileNotFoundError:
-                continue
-            if not dry_run:
-                path.unlink(missing_ok=True)
+            except OSError:
+                continue  # It is gone, or no file, and then none of ours.
+            status = os.fstat(fd)
+            if time.time() - status.st_mtime >= older_than_s:
+                freed_bytes += status.st_size
+                if not dry_run:
+                    path.unlink(missing_ok=True)
             os.close(fd)
-            freed_bytes += status.st_size
         return freed_bytes
 
 
-def _try_hold(path: Path) -> int | None:
+def _try_hold(path: Path, create: int = os.O_CREAT) -> int | None:
     """Return the locked descriptor of the file that is under this name now; None while somebody holds it."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(path, os.O_RDWR | create | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.stat(path)):
