@@ -109,7 +109,7 @@ class OriginCheck:
             detail = f"{format_number_of(len(pieces), 'piece')} in {url}, hashes matched"
             return self._subject.good(detail, node=url, suffix=suffix)
         named = _named(problems)
-        detail = f"{len(problems)} of {format_number_of(len(pieces) + 1, 'piece')} in {url} cannot be had: {named}"
+        detail = f"{len(problems)} of {format_number_of(len(pieces) + 1, 'piece')} cannot be had: {named}"
         again = "push the image again" if suffix == " registry" else "publish the image again with --resend"
         advice = f"{again} from a host that has it whole; check the disk of {url}"
         if not self._options.repair:
