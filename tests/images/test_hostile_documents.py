@@ -22,13 +22,16 @@ from dsec.images.importers.compression import opened_archive
 from dsec.images.importers.documents import read_document
 from dsec.images.importers.oci_config import OciImageConfig
 from dsec.images.lazy.caching.cache import LayerCache
+from dsec.images.lazy.erofs.metadata import Extent
 from dsec.images.lazy.formats import document, manifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, name_of
+from dsec.images.lazy.publication import sharing
+from dsec.images.lazy.publication.conversion import manifest_key
 from dsec.images.lazy.publication.published_traces import pull_traces
 from dsec.images.lazy.tracing import traces
 from dsec.images.registry import media
 from dsec.images.store import LocalImageStore
-from dsec.model.image import ImageInfo
+from dsec.model.image import ImageConfig, ImageInfo
 from dsec.stores.objects import ObjectInfo
 from dsec.stores.objects_memory import MemoryObjectStore
 
@@ -119,6 +122,28 @@ def test_a_manifest_of_millions_of_things_takes_little_more_memory_than_it_is_lo
         assert tracemalloc.get_traced_memory()[1] < len(data)
     finally:
         tracemalloc.stop()
+
+
+def test_manifests_that_are_large_together_are_not_all_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document may name the same one, of 64 MiB, five hundred times."""
+    monkeypatch.setattr(sharing, "MAXIMUM_MANIFESTS_BYTES", 2000)
+    made = manifest.make(
+        "sha256:" + _NAME, 4096, 1, chunks=[(_NAME, 100)], metadata=[Extent(0, 4096)], metadata_chunks=[(_NAME, 100)]
+    )
+    layer = document.DocumentLayer(digest=made.layer, manifest=made.id)
+    text = document.encode_document(
+        document.ImageDocument(version=1, name="evil", config=ImageConfig(), source="", layers=(layer,) * 500)
+    )
+    reference, objects, images = document.reference_of(text), MemoryObjectStore(), LocalImageStore(tmp_path)
+
+    async def pull() -> None:
+        await objects.put(document.image_key(document.name_in(reference)), text)
+        await objects.put(manifest_key(made.id), made.data)
+        with pytest.raises(StateCorruptedError, match=r"those of \d of its 500 layers"):
+            await sharing.pull_image(images, reference, objects)
+
+    anyio.run(pull)
+    images.close()
 
 
 def test_a_trace_that_names_each_chunk_of_a_tebibyte_again_and_again_is_refused() -> None:

@@ -31,7 +31,7 @@ from dsec.base.errors import (
     UnsafeArchiveError,
 )
 from dsec.base.foreign_json import decode_foreign
-from dsec.base.units import MIB, format_size
+from dsec.base.units import format_size
 from dsec.images.command import Progress, silent
 from dsec.images.importers.oci_config import OciImageConfig
 from dsec.images.importers.oci_stack import import_stack
@@ -60,8 +60,6 @@ from dsec.model.image import ImageInfo
 _AT_ONCE = 4
 """Transfers: more of them seldom bring more, and cost a registry."""
 _TRIES_OF_A_MIRROR = 2
-_MAXIMUM_MANIFESTS_BYTES = 128 * MIB
-"""Of all layers' manifests together: they stand in our memory. An image of a tebibyte has a sixth of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +168,7 @@ async def _manifests(
     client: RegistryClient, found: FoundImage, document: ImageDocument, descriptors: list[media.Descriptor]
 ) -> list[LayerManifest]:
     """Return the layers' manifests, verified against the document."""
-    if (total_bytes := sum(descriptor.size for descriptor in descriptors)) > _MAXIMUM_MANIFESTS_BYTES:
+    if (total_bytes := sum(descriptor.size for descriptor in descriptors)) > manifests.MAXIMUM_MANIFESTS_BYTES:
         raise media.damaged(found.told, f"the manifests of its layers would have {total_bytes} bytes")
 
     async def fetch(number: int) -> LayerManifest:

@@ -26,6 +26,8 @@ MAXIMUM_EXTENTS = 1_000_000
 MAXIMUM_METADATA_BYTES = GIB
 """It stands in memory while it comes, whatever little it is compressed to; that of a million small files has half."""
 MAXIMUM_DOCUMENT_BYTES = 64 * MIB
+MAXIMUM_MANIFESTS_BYTES = 128 * MIB
+"""Of all layers of an image together: they stand in our memory. An image of a tebibyte has a sixth of it."""
 _MAXIMUM_LISTS = 3 + MAXIMUM_EXTENTS + (MAXIMUM_SIZE_BYTES + MAXIMUM_METADATA_BYTES) // CHUNK_BYTES
 _ENTRY_BYTES = 12
 """Of a directory, for each name in it: there are no smaller ones (erofs_dirent in the kernel's erofs_fs.h)."""

@@ -55,7 +55,7 @@ from dsec.images.lazy.formats.document import (
     name_in,
     reference_of,
 )
-from dsec.images.lazy.formats.manifest import LayerManifest
+from dsec.images.lazy.formats.manifest import MAXIMUM_MANIFESTS_BYTES, LayerManifest
 from dsec.images.lazy.publication.conversion import LayerFile, PublishReport, fetch_manifest
 from dsec.images.lazy.publication.cut_layers import CutLayer, cut_before, note_cut
 from dsec.images.lazy.publication.laid_out import LaidOut, lay_out_image
@@ -249,7 +249,7 @@ async def pull_image(
     document = await fetch_document(store, reference)
     if name is None and is_reference(image):
         await anyio.to_thread.run_sync(_check_free, images, document)
-    manifests = [await _manifest_of(store, layer) for layer in document.layers]
+    manifests = await _manifests_of(store, reference, document)
     digests: list[str] = []
     with images.undone_on_failure(digests):
         async with pinning(images.root):
@@ -323,6 +323,23 @@ async def _hold(
             f"image {reference} was unpublished from {store.url} while it was pulled",
             resolution=f"`dsec image ls --store {store.url}` lists what is there",
         )
+
+
+async def _manifests_of(store: ObjectStore, reference: str, document: ImageDocument) -> list[LayerManifest]:
+    """Return the manifests of an image's layers, which stand in memory together."""
+    found: list[LayerManifest] = []
+    left_bytes = MAXIMUM_MANIFESTS_BYTES
+    for layer in document.layers:
+        found.append(await _manifest_of(store, layer))
+        left_bytes -= len(found[-1].data)
+        if left_bytes < 0:
+            raise StateCorruptedError(
+                f"the manifests of image {reference} of {store.url} are too large to be true",
+                detail=f"those of {len(found)} of its {len(document.layers)} layers have more than "
+                f"{format_size(MAXIMUM_MANIFESTS_BYTES)}",
+                resolution="do not trust whoever published it",
+            )
+    return found
 
 
 async def _manifest_of(store: ObjectStore, layer: DocumentLayer) -> LayerManifest:
