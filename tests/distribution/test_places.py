@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -86,6 +87,16 @@ def test_a_place_serves_one_chunk_at_a_time_and_is_lost_when_it_does_not_come(pl
     places.came(LAYER, chunk(2), HOLDER, 0.1, 0.1)
     places.over(chunk(2))
     assert places.take(LAYER, chunk(4)) is None
+
+
+def test_who_is_not_in_step_with_others_soon_keeps_no_places(places: Places) -> None:
+    lost_at = []
+    for number in range(1, 400):
+        name = chunk(8 * number + 1)
+        if places.take(LAYER, name) is not None:
+            lost_at.append(number)
+        places.came(LAYER, name, HOLDER if number in lost_at else PARENT, 0.1, 0.1)
+    assert [after - before for before, after in pairwise(lost_at)] == [9, 17, 33, 65, 129, 129]
 
 
 def test_who_has_a_chunk_already_is_followed_from_a_turn_only(places: Places) -> None:

@@ -40,6 +40,9 @@ _TIMES_EVERY = 2
 """Chunks after which a place is given up for which no turn came."""
 _LATE_TIMES, _LATE_S = 2.0, 0.5
 """A parent that takes so many usual times, and so long, has fallen behind."""
+_FIRST_REST, _LONGEST_REST = 8, 128
+"""Who lost a place keeps none for so many chunks, twice as many with each time until one held to a turn: its reader is
+not in step with others, each of its places would cost a round trip in vain, and what it sends could not be foreseen."""
 _LAYERS = 64
 _DIGITS = 8
 
@@ -80,6 +83,8 @@ class Places:
     def __init__(self) -> None:
         self._of_layer: OrderedDict[str, _Place] = OrderedDict()
         self._taken: dict[str, _Place] = {}
+        self._rest = 0
+        self._resting = 0
         self.every = 1
 
     def heed(self, news_s: float) -> None:
@@ -92,7 +97,10 @@ class Places:
         Afterwards call `came` when it gave the chunk; otherwise the place is lost.
         """
         place = self._of_layer.pop(layer, None)
-        if place is None or not place.left or is_turn(chunk, self.every):
+        if place is None or not place.left:
+            return None
+        if is_turn(chunk, self.every):
+            self._rest = 0
             return None
         place.left -= 1
         self._taken[chunk] = place
@@ -110,7 +118,11 @@ class Places:
         """
         place = self._taken.pop(chunk, None)
         if place is not None and place.parent.node != giver.node:
+            self._lose()
             place = None
+        if self._resting:
+            self._resting -= 1
+            return
         if place is None and self.every > 1 and (giver.pending or is_turn(chunk, self.every)):
             chunks = min(_TIMES_EVERY * self.every, MOST_BETWEEN_TURNS)
             place = _Place(msgspec.structs.replace(giver, pending=True), chunks)
@@ -123,9 +135,14 @@ class Places:
 
     def over(self, chunk: str) -> None:
         """Note that nothing more is done for a chunk, however it ended."""
-        self._taken.pop(chunk, None)
+        if self._taken.pop(chunk, None) is not None:
+            self._lose()
 
     def leave(self, node: str) -> None:
         """Give up the places at a node that did wrong."""
         for layer in [layer for layer, place in self._of_layer.items() if place.parent.node == node]:
             del self._of_layer[layer]
+
+    def _lose(self) -> None:
+        self._rest = min(2 * self._rest or _FIRST_REST, _LONGEST_REST)
+        self._resting = self._rest
