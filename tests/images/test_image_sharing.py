@@ -20,6 +20,7 @@ from dsec.base.errors import (
     StateCorruptedError,
 )
 from dsec.images.lazy.collection import publishing
+from dsec.images.lazy.collection.objects import CHUNKS
 from dsec.images.lazy.erofs.layout import LAYOUT
 from dsec.images.lazy.formats.document import image_key
 from dsec.images.lazy.formats.manifest import LayerManifest
@@ -32,6 +33,7 @@ from dsec.images.store import LocalImageStore
 from dsec.model.image import ImageConfig, ImageInfo, LayerFormat
 from dsec.stores.objects import ObjectStore
 from dsec.stores.objects_folder import FolderObjectStore
+from dsec.testing.faulty_store import FaultyObjectStore
 from dsec.testing.image_hosts import ImageHosts, image_hosts
 from dsec.testing.image_suite import make_tree
 from dsec.testing.releasing import release_all
@@ -226,6 +228,28 @@ def test_what_a_store_has_is_not_cut_again(hosts: ImageHosts, tmp_path: Path, mo
     here.add_image("mine:v2", [other], _CONFIG, source="test")
     _run(lambda: publish_image(here, "mine:v2", hosts.objects))
     assert [note.stem for note in (here.root / "cut").iterdir()] == [other.removeprefix("sha256:")]
+
+
+def test_an_image_that_is_removed_while_it_is_published_is_published(hosts: ImageHosts, tmp_path: Path) -> None:
+    here = hosts.host("here")
+    layers = [here.add_layer(make_tree(tmp_path / name, **{name: name * 5000})) for name in "ab"]
+    here.add_image("mine:v1", layers, ImageConfig(), source="test")
+
+    class Removing(FaultyObjectStore):
+        """A store to which chunks come after the image was removed by somebody else."""
+
+        async def put(self, key: str, data: bytes, *, if_absent: bool = False, timeout_s: float = 60.0) -> bool:
+            if key.startswith(CHUNKS) and here.list():
+                other = LocalImageStore(here.root)
+                other.remove("mine:v1")
+                other.close()
+            return await self.inner.put(key, data, if_absent=if_absent, timeout_s=timeout_s)
+
+    reference = anyio.run(publish_image, here, "mine:v1", Removing(hosts.objects)).reference
+    assert list((here.root / "layers").iterdir()) == []
+    there = hosts.host("there")
+    anyio.run(pull_image, there, reference, hosts.objects)
+    assert (there.mount(["mine:v1"]).layer_paths[1] / "b").read_text() == "b" * 5000
 
 
 def test_a_pulled_image_can_be_published_where_its_layers_are_and_nowhere_else(

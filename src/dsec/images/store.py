@@ -512,6 +512,22 @@ class LocalImageStore:
             with exclusive(self._lock):
                 self._pins.drop(digests)
 
+    @contextmanager
+    def held(self, name: str) -> Iterator[ImageInfo]:
+        """Return an image whose layers stay for the duration of the block, whatever happens to its name.
+
+        Raises:
+            ImageNotFoundError: no such image.
+        """
+        with full_disk_reported(f"holding image {name!r}"), exclusive(self._lock):
+            image = self.get(name)
+            for layer in image.layers:
+                self._pins.add(layer.digest)
+        try:
+            yield image
+        finally:
+            self.let_go([layer.digest for layer in image.layers])
+
     def work_directory(self) -> AbstractContextManager[WorkDirectory]:
         """Return a private directory on the store's file system, for importers; a crash leaves nothing of it."""
         return self._staging.directory()

@@ -106,7 +106,10 @@ class _Push:
         self._present_bytes = 0
 
     async def carry_out(self) -> PushedImage:
-        info = await anyio.to_thread.run_sync(self._images.get, self._request.name)
+        with self._images.held(self._request.name) as info:
+            return await self._pushed(info)
+
+    async def _pushed(self, info: ImageInfo) -> PushedImage:
         # Who may not come in is told so before layers are laid out and cut, which takes long.
         await has_blob(self._client, self._repository, digest_of(b"{}"))
         with self._images.work_directory() as work:

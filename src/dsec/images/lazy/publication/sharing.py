@@ -97,12 +97,12 @@ async def publish_image(
             or there is no trace.
         StoreUnavailableError: the store does not answer.
     """
-    info = await anyio.to_thread.run_sync(images.get, name)
+    await anyio.to_thread.run_sync(images.get, name)  # Said before a store begins to be.
     if tag is not None:
         _check_tag(tag)
     publication = Publication(await open_layer_objects(store), say, resend=resend)
-    there = {} if by_traces or resend else await _there_already(images, info, publication)
-    with images.work_directory() as work:
+    with images.held(name) as info, images.work_directory() as work:
+        there = {} if by_traces or resend else await _there_already(images, info, publication)
         laying = partial(lay_out_image, images, info, work.path, by_traces=by_traces, but=there.keys(), say=say)
         layouts = await anyio.to_thread.run_sync(laying)
         order = _Order(images, info, layouts, there, by_traces=by_traces, say=say)
