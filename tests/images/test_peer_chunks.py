@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import SocketStream
 from msgspec.structs import replace
 
 from dsec.base.errors import DsecError, ObjectNotFoundError, StateCorruptedError
@@ -41,6 +41,7 @@ from dsec.images.staging import remove_tree
 from dsec.model.peer import Peer
 from dsec.model.peer_proof import PeerGate
 from dsec.testing.chunk_source_suite import ChunkSourceSuite, OpenSource
+from dsec.testing.loopback import on_loopback
 
 pytestmark = pytest.mark.anyio
 
@@ -427,16 +428,12 @@ async def test_a_peer_that_gives_a_little_at_a_time_is_left_for_the_origin() -> 
                     await stream.send(b"{")
                     await anyio.sleep(0.01)
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as group:
-        group.start_soon(listener.serve, drip)
-        port = listener.extra(SocketAttribute.local_port)
+    async with on_loopback(drip) as port:
         ref = ChunkRef(id="ab" * 32, content_bytes=1, stored_bytes=9, blob_start=0)
         options = PeerOptions(acquisition=AcquisitionPolicy(patience_s=60, lookups=1), stall_s=0.1)
         tracker = Told(_of(Peer(node=GIVER, url=f"http://127.0.0.1:{port}")))
         with anyio.fail_after(30):
             assert await _obtained(tracker, ref, options=options) == [None]
-        group.cancel_scope.cancel()
 
 
 async def test_who_gave_something_else_is_shunned_at_once_and_the_tracker_hears_of_it(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from dsec.service.peers import Peer
 from dsec.service.port import SandboxService
 from dsec.testing.fleet import _MemoryPeer as memory_peer
 from dsec.testing.fleet import fleet_of
+from dsec.testing.loopback import on_loopback
 from dsec.testing.peer_suite import (
     LAYER_ROUND,
     MIGRATION,
@@ -243,13 +244,9 @@ async def test_the_secret_never_travels_and_a_stranger_hears_no_credential() -> 
             await client.send(head + body)
             heard.extend(await client.receive())
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as group:
-        group.start_soon(listener.serve, listen)
-        async with http_peer(f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}") as peer:
-            with pytest.raises(DsecError):
-                await peer.offer(OFFER)
-        group.cancel_scope.cancel()
+    async with on_loopback(listen) as port, http_peer(f"http://127.0.0.1:{port}") as peer:
+        with pytest.raises(DsecError):
+            await peer.offer(OFFER)
     assert b"/v1/peer/hello" in heard
     assert SECRET not in heard
     assert b"uthorization" not in heard

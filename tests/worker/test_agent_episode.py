@@ -20,6 +20,7 @@ from dsec.stores.episode_log_group import GroupCommit
 from dsec.stores.episode_log_place import LogPlace
 from dsec.stores.episode_log_reading import read_episode_log
 from dsec.testing.episodes import ended_as
+from dsec.testing.loopback import on_loopback
 from dsec.testing.memory_node import MemoryHost
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
 from dsec.worker.episodes.environments.workspace import SandboxWorkspace
@@ -87,10 +88,8 @@ async def _live(node: Node, place: LogPlace, url: str) -> EpisodeEnded:
 
 async def test_a_program_is_mended_in_three_rounds_though_the_model_is_gone_before_each(tmp_path: Path) -> None:
     service, place = Recorded(), LogPlace(directory=tmp_path / EPISODE)
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    url = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/v1"
-    async with MemoryHost().node() as node, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, service.serve)
+    async with MemoryHost().node() as node, on_loopback(service.serve) as port:
+        url = f"http://127.0.0.1:{port}/v1"
         await node.create(SandboxSpec(), sandbox_id=BOX)
         await node.write_file(BOX, "/tmp/sum.py", b"def sum(a, b):\n    return a - b\n")
         for broken_from in range(3):
@@ -101,8 +100,6 @@ async def test_a_program_is_mended_in_three_rounds_though_the_model_is_gone_befo
         assert ended_as(await _live(node, place, url)) == "submitted"
         mended = b"".join([chunk async for chunk in node.read_file(BOX, "/tmp/sum.py")])
         assert mended == b"def sum(a, b):\n    return a + b\n"
-        tasks.cancel_scope.cancel()
-    await listener.aclose()
     assert service.asked == [0, 0, 1, 1, 2, 2], "no round that was committed was decided again"
     content = read_episode_log(place.directory)
     assert content.completeness is Completeness.COMPLETE

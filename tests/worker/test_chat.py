@@ -20,6 +20,7 @@ from dsec.episode.operations import ModelDecision, Operation, RoundRecord
 from dsec.episode.tools import CommandOutput, Run, ToolFailed, ToolResult
 from dsec.episode.totals import Steering
 from dsec.testing.episodes import result
+from dsec.testing.loopback import on_loopback
 from dsec.worker.chat.assembly import AnswerAssembly
 from dsec.worker.chat.http import ChatSettings, HttpChatModel
 from dsec.worker.chat.port import ChatAnswer, ChatRequest, WrittenCall
@@ -82,15 +83,10 @@ class Service:
 @asynccontextmanager
 async def served(*answers: Answer, **settings: Any) -> AsyncIterator[tuple[HttpChatModel, Service]]:
     service = Service(answers)
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    url = f"http://127.0.0.1:{port}/v1"
-    options = {"backoff_s": (0.0, 0.0), "silence_s": 5.0, **settings}
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, service.serve)
+    options = {"backoff_s": (0.0, 0.0), "silence_s": 60.0, **settings}
+    async with on_loopback(service.serve) as port:
+        url = f"http://127.0.0.1:{port}/v1"
         yield HttpChatModel(ChatSettings(**{"url": url, "model": "m", "key": "secret", **options})), service
-        tasks.cancel_scope.cancel()
-    await listener.aclose()
 
 
 async def test_a_streamed_answer_is_put_together() -> None:

@@ -24,6 +24,7 @@ from dsec.episode.spec import AgentPolicy, EpisodeEnvironment, EpisodeInfo, Epis
 from dsec.episode.tools import CommandOutput, ToolFailed
 from dsec.model.sandbox import SandboxSpec
 from dsec.node.node import Node
+from dsec.testing.loopback import on_loopback
 from dsec.testing.memory_worker import MemoryWorker
 from dsec.worker.episodes.deciding import NoStrategy
 from dsec.worker.episodes.worker import EpisodeWorker
@@ -196,11 +197,8 @@ WAITED_FOR = ("silence", "a document without end", "events without words")
 
 @asynccontextmanager
 async def served(service: Service) -> AsyncIterator[str]:
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, service.serve)
-        yield f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/v1"
-        tasks.cancel_scope.cancel()
+    async with on_loopback(service.serve) as port:
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 @pytest.fixture

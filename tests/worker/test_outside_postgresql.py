@@ -176,6 +176,8 @@ async def test_a_lost_commit_without_a_ledger_is_unknown(bank: Bank) -> None:
     bank.relay.fault = "lose"
     with pytest.raises(UnknownOutcomeError):
         await bank.again(ledger=False).send(asked())
+    # Whoever is cut off from the server hears nothing of when it commits.
+    await bank.until("SELECT count(*) FROM transfers")
     assert await bank.times(asked().operation_id) == 1
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import anyio
 import anyio.abc
 
+from dsec.testing.loopback import on_loopback
+
 Calls = Sequence[tuple[str, dict[str, Any]]]
 
 
@@ -78,9 +80,6 @@ async def _send(stream: anyio.abc.SocketStream, document: dict[str, Any]) -> Non
 @asynccontextmanager
 async def serve_chat(service: ChatService) -> AsyncIterator[ChatService]:
     """Serve it on loopback until the context is left."""
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    service.url = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/v1"
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, service.serve)
+    async with on_loopback(service.serve) as port:
+        service.url = f"http://127.0.0.1:{port}/v1"
         yield service
-        tasks.cancel_scope.cancel()

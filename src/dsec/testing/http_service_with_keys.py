@@ -21,7 +21,9 @@ from typing import Any
 import anyio
 import httptools
 import msgspec
-from anyio.abc import Listener, SocketAttribute, SocketStream
+from anyio.abc import SocketAttribute, SocketStream
+
+from dsec.testing.loopback import on_loopback
 
 
 @dataclass(slots=True)
@@ -80,13 +82,9 @@ class HttpServiceWithKeys:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[HttpServiceWithKeys]:
         """Serve on loopback until the context ends."""
-        async with anyio.create_task_group() as tasks:
-            listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-            self.url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
-            async with listener:
-                tasks.start_soon(self._listen, listener)
-                yield self
-                tasks.cancel_scope.cancel()
+        async with on_loopback(self._serve) as port:
+            self.url = f"http://127.0.0.1:{port}"
+            yield self
 
     async def wait_arrived(self) -> None:
         """Wait until whatever was sent before, by callers dead or alive, has been acted upon or dropped.
@@ -101,12 +99,6 @@ class HttpServiceWithKeys:
             earlier = self.serving - {own}
             while earlier := earlier & self.serving:  # noqa: ASYNC110 - as above.
                 await anyio.sleep(0.005)
-
-    async def _listen(self, listener: Listener[SocketStream]) -> None:
-        try:
-            await listener.serve(self._serve)
-        except* anyio.ClosedResourceError:
-            pass  # The context has ended, and its listener with it.
 
     async def _serve(self, stream: SocketStream) -> None:
         caller = stream.extra(SocketAttribute.remote_port)

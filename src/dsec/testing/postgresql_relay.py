@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
-from anyio.abc import ByteStream, Listener, SocketAttribute, SocketStream
+from anyio.abc import ByteStream, SocketStream
+
+from dsec.testing.loopback import on_loopback
 
 _READ_BYTES = 65536
 
@@ -35,19 +37,9 @@ class CommitRelay:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[CommitRelay]:
         """Carry connections until the context ends."""
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        port = listener.extra(SocketAttribute.local_port)
-        self.connection = f"host=127.0.0.1 port={port} user=dsec dbname=postgres sslmode=disable gssencmode=disable"
-        async with listener, anyio.create_task_group() as tasks:
-            tasks.start_soon(self._listen, listener)
+        async with on_loopback(self._carry) as port:
+            self.connection = f"host=127.0.0.1 port={port} user=dsec dbname=postgres sslmode=disable gssencmode=disable"
             yield self
-            tasks.cancel_scope.cancel()
-
-    async def _listen(self, listener: Listener[SocketStream]) -> None:
-        try:
-            await listener.serve(self._carry)
-        except* anyio.ClosedResourceError:
-            pass  # The context has ended, and its listener with it.
 
     async def _carry(self, client: SocketStream) -> None:
         try:

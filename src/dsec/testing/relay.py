@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import anyio
 import anyio.abc
 
+from dsec.testing.loopback import on_loopback
+
 
 @dataclass
 class Relay:
@@ -86,12 +88,9 @@ class Relay:
 async def relayed(target: int) -> AsyncIterator[Relay]:
     """Run a relay to a port of loopback."""
     relay = Relay()
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
-        relay.port = listener.extra(anyio.abc.SocketAttribute.local_port)
 
-        async def carry(client: anyio.abc.SocketStream) -> None:
-            await relay.carry(target, client)
+    async def carry(client: anyio.abc.SocketStream) -> None:
+        await relay.carry(target, client)
 
-        group.start_soon(listener.serve, carry)
+    async with on_loopback(carry) as relay.port:
         yield relay
-        group.cancel_scope.cancel()

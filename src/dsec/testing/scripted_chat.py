@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import SocketStream
+
+from dsec.testing.loopback import on_loopback
 
 INPUT_TOKENS, OUTPUT_TOKENS = 1000, 100
 """That each answer is said to have used."""
@@ -107,14 +109,9 @@ class ScriptedChat:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[ScriptedChat]:
         """Serve until the block ends."""
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        async with listener, anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.serve, self._serve)
-            self.url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/v1"
-            try:
-                yield self
-            finally:
-                tasks.cancel_scope.cancel()
+        async with on_loopback(self._serve) as port:
+            self.url = f"http://127.0.0.1:{port}/v1"
+            yield self
 
     async def _serve(self, stream: SocketStream) -> None:
         async with stream:
