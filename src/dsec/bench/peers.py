@@ -18,7 +18,7 @@ from dsec.bench.context import PureContext
 from dsec.bench.distribution import distribution, ratio
 from dsec.bench.peers_live import CENTRAL as LIVE_CENTRAL
 from dsec.bench.peers_live import NODES, OWN_ORDER, SAME_AGAIN, SAME_ORDER, LiveRun, as_row, measure_live, of_way
-from dsec.bench.peers_simulated import CASES, TROUBLES, SimulatedRun, simulate
+from dsec.bench.peers_simulated import CASES, IN_STEP, TROUBLES, SimulatedRun, simulate
 from dsec.bench.report import Report, make_report
 from dsec.bench.tracker_cost import TrackerCost, measure_tracker
 
@@ -46,7 +46,7 @@ async def bench_peers(context: PureContext) -> Report:
 
 
 def simulated_rows(runs: Sequence[SimulatedRun]) -> list[dict[str, Any]]:
-    """Return the rows of the simulated half: one that compares, then each run."""
+    """Return the rows of the simulated half: two that compare, then each run."""
     central, peers = (_of_case(runs, case) for case in CASES)
     compared = comparison(
         f"{peers[0].nodes} simulated nodes",
@@ -58,7 +58,14 @@ def simulated_rows(runs: Sequence[SimulatedRun]) -> list[dict[str, Any]]:
         max(run.ready_s for run in central), max(run.ready_s for run in peers)
     )
     compared["slowest_with_troubles_s"] = max(run.complete_s for run in runs if run.case in TROUBLES)
-    return [compared, *({"what": "simulated, one run", **msgspec.to_builtins(run)} for run in runs)]
+    in_step = _of_case(runs, IN_STEP)
+    together = comparison(
+        f"{peers[0].nodes} simulated nodes in step",
+        central_s=[run.complete_s for run in central],
+        peers_s=[run.complete_s for run in in_step],
+        sent_most_of_mean=max(run.sent_most_of_mean for run in in_step),
+    )
+    return [compared, together, *({"what": "simulated, one run", **msgspec.to_builtins(run)} for run in runs)]
 
 
 def tracker_row(cost: TrackerCost) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dsec.model.value import Value
 
 SCENARIO = "image-peers"
 CASES = ("central", "peers")
+IN_STEP = "peers, all in step"
 TROUBLES = ("peers, 5 % give wrong bytes", "peers, 5 % accuse everybody", "peers, 5 % die")
 
 
@@ -43,13 +44,13 @@ class SimulatedRun(Value, frozen=True):
 
 
 async def simulate(context: PureContext) -> list[SimulatedRun]:
-    """Run both cases for each seed, and those with troubles once.
+    """Run both cases for each seed, and those in step and with troubles once.
 
     Raises:
         CapabilityMissingError: the simulator's libraries are not installed.
     """
     seeds = range(1, context.options.samples + 1)
-    runs = [(case, seed) for seed in seeds for case in CASES] + [(case, 1) for case in TROUBLES]
+    runs = [(case, seed) for seed in seeds for case in CASES] + [(case, 1) for case in (IN_STEP, *TROUBLES)]
     found = []
     with context.progress.counting("simulated runs", len(runs)) as advance:
         for case, seed in runs:
