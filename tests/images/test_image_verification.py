@@ -337,6 +337,24 @@ def test_the_record_of_a_whole_layer_is_written_anew_from_its_file(
     assert whole.is_good()
 
 
+def test_an_image_that_is_removed_while_it_is_verified_is_not_called_damaged(whole: _Image) -> None:
+    whole.store.release()
+    options = VerifyOptions(node=_NODE, store_url=whole.hosts.objects.url, full=True)
+
+    async def collect() -> list[Finding]:
+        found = []
+        async for finding in verify_image(whole.store, "mine:v1", whole.hosts.daemon(), options):
+            found.append(finding)
+            if len(found) == 1:
+                whole.store.remove("mine:v1")
+        return found
+
+    found = anyio.run(collect)
+    assert [finding for finding in found if not finding.ok] == []
+    assert len(found) > 2
+    assert list((whole.store.root / "layers").iterdir()) == []
+
+
 def test_a_record_that_was_lost_with_its_file_rotten_is_written_anew_and_the_file_mended(whole: _Image) -> None:
     (whole.directory / "layer.json").unlink()
     _flip(whole.directory / "layer.erofs", CHUNK_BYTES + 1)

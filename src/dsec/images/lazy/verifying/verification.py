@@ -7,14 +7,15 @@ is on this host is read in any case; with `full` also everything that the layers
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
 
-from dsec.base.errors import DsecError, InvalidRequestError, StateCorruptedError
+from dsec.base.errors import DsecError, HostDiskFullError, InvalidRequestError, StateCorruptedError
 from dsec.base.units import format_number_of, format_size
 from dsec.images import erofs
 from dsec.images.lazy.collection.objects import Part
@@ -51,8 +52,24 @@ async def verify_image(
     Raises:
         ImageNotFoundError: no such image.
     """
-    info = await anyio.to_thread.run_sync(images.get, name)
-    check = _ImageCheck(images, info, daemon, options)
+    with _held(images, name) as info:
+        async for finding in _findings(_ImageCheck(images, info, daemon, options)):
+            yield finding
+
+
+@contextlib.contextmanager
+def _held(images: LocalImageStore, name: str) -> Iterator[ImageInfo]:
+    """Return an image whose layers stay while it is verified, though its name may go; unless the disk is full."""
+    with contextlib.ExitStack() as stack:
+        try:
+            info = stack.enter_context(images.held(name))
+        except HostDiskFullError:
+            info = images.get(name)
+        yield info
+
+
+async def _findings(check: _ImageCheck) -> AsyncIterator[Finding]:
+    images, options = check.images, check.options
     try:
         async for finding in check.manifests():
             yield finding
@@ -75,24 +92,25 @@ class _ImageCheck:
     """The check of one image.
 
     Attributes:
+        images, options: as given.
         layers: those whose records are right, from the lowest up.
     """
 
     def __init__(
         self, images: LocalImageStore, info: ImageInfo, daemon: LayerDaemon | None, options: VerifyOptions
     ) -> None:
-        self._images = images
+        self.images = images
         self._info = info
         self._daemon = daemon
-        self._options = options
+        self.options = options
         self._unreachable: dict[str, str] = {}
         self._documents: Documents | None = None
         self.layers: list[tuple[Subject, StoredLayer]] = []
 
     async def manifests(self) -> AsyncIterator[Finding]:
         """Check what is written down of the image and its layers, here and where it was pulled from."""
-        origin = await anyio.to_thread.run_sync(pulled_from, self._images.root, self._info.image_id)
-        if origin is not None and (self._options.full or self._options.repair):
+        origin = await anyio.to_thread.run_sync(pulled_from, self.images.root, self._info.image_id)
+        if origin is not None and (self.options.full or self.options.repair):
             self._documents = await look_at_documents(origin)
             if self._documents.away:
                 self._unreachable[place_of(origin.store)] = self._documents.away  # It need not be waited for again.
@@ -106,13 +124,13 @@ class _ImageCheck:
         lazy = sum(stored.record.format is LayerFormat.LAZY for _, stored in self.layers)
         if is_good:
             detail = f"{format_number_of(len(self._info.layers), 'layer')}, {lazy} of them lazy"
-            yield Finding(part="manifest", ok=True, detail=detail, node=self._options.node)
-        if self._documents is not None and self._options.full and not self._puts_documents(self._documents):
+            yield Finding(part="manifest", ok=True, detail=detail, node=self.options.node)
+        if self._documents is not None and self.options.full and not self._puts_documents(self._documents):
             yield self._about_documents(self._documents)
 
     def _puts_documents(self, documents: Documents) -> bool:
         """Return whether documents are to be put again, once all that they name was looked at."""
-        return self._options.repair and bool(documents.problems) and not documents.away
+        return self.options.repair and bool(documents.problems) and not documents.away
 
     def _about_documents(self, documents: Documents) -> Finding:
         origin, document = documents.origin, documents.document
@@ -129,7 +147,7 @@ class _ImageCheck:
         if documents is None or not self._puts_documents(documents):
             return
         manifests = {subject.digest: stored.manifest for subject, stored in self.layers if stored.manifest is not None}
-        with self._images.work_directory() as work:
+        with self.images.work_directory() as work:
             left = await put_documents(documents, manifests, work)
         yield documents.finding(left, was_repaired=not left)
 
@@ -138,9 +156,9 @@ class _ImageCheck:
     ) -> Finding | None:
         """Read what is written down of a layer; return a finding where that was damaged."""
         try:
-            stored = await anyio.to_thread.run_sync(read_stored, self._images, subject.digest)
+            stored = await anyio.to_thread.run_sync(read_stored, self.images, subject.digest)
         except DsecError as error:
-            if not self._options.repair:
+            if not self.options.repair:
                 advice = "--repair writes it anew from where the image was pulled; or pull or import the image again"
                 return self._unreadable(subject, words(error), advice)
             return await self._restored(subject, error, document, origin)
@@ -151,10 +169,10 @@ class _ImageCheck:
         self, subject: Subject, problem: DsecError, document: ImageDocument | None, origin: PulledFrom | None
     ) -> Finding:
         known = "" if origin is None or origin.store.startswith(REGISTRY_SCHEME) else origin.store
-        origins = tuple(url for url in (known, self._options.store_url) if url)
+        origins = tuple(url for url in (known, self.options.store_url) if url)
         try:
-            stored = await restore(self._images, subject.digest, document, origins)
-            stored = await anyio.to_thread.run_sync(read_stored, self._images, subject.digest)
+            stored = await restore(self.images, subject.digest, document, origins)
+            stored = await anyio.to_thread.run_sync(read_stored, self.images, subject.digest)
         except DsecError as error:
             detail = f"{words(problem)}; and it cannot be written anew: {words(error)}"
             return self._unreadable(subject, detail, "pull or import the image again")
@@ -164,27 +182,27 @@ class _ImageCheck:
             ok=True,
             detail=f"{words(problem)}: written anew",
             advice="check this node's disk",
-            node=self._options.node,
+            node=self.options.node,
             layer=subject.digest,
             repaired=True,
         )
 
     def _unreadable(self, subject: Subject, detail: str, advice: str) -> Finding:
-        part, node = f"manifest of {subject.part}", self._options.node
+        part, node = f"manifest of {subject.part}", self.options.node
         return Finding(part=part, ok=False, detail=detail, advice=advice, node=node, layer=subject.digest)
 
     async def chunks(self, subject: Subject, stored: StoredLayer, manifest: LayerManifest) -> AsyncIterator[Finding]:
         """Check the chunks of a lazy layer: what is cached here, and with `full` what its origins have."""
         yield await self._cached(subject, stored, manifest)
-        if not self._options.full:
+        if not self.options.full:
             return
         if self._daemon is not None:
             root = self._daemon.root
             for finding in await anyio.to_thread.run_sync(lambda: list(peer_faults(root, subject, manifest.id))):
                 yield finding
         origins = stored.record.origins or self._own_store()
-        check = OriginCheck(self._images, subject, manifest, origins, self._options, self._unreachable)
-        with self._images.work_directory() as work:
+        check = OriginCheck(self.images, subject, manifest, origins, self.options, self._unreachable)
+        with self.images.work_directory() as work:
             path = work.path / "fetched.erofs"
             descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             assert descriptor is not None
@@ -198,29 +216,29 @@ class _ImageCheck:
                     detail = (
                         f"what it is as a whole was not checked: that takes {format_size(manifest.size_bytes)} here"
                     )
-                    yield subject.good(detail, node=self._options.node)
+                    yield subject.good(detail, node=self.options.node)
                 elif len(check.filled) == len(manifest.chunks):
                     yield await anyio.to_thread.run_sync(self._assembled, subject, path)
             finally:
                 os.close(descriptor)
 
     def _own_store(self) -> tuple[str, ...]:
-        return (self._options.store_url,) if self._options.store_url else ()
+        return (self.options.store_url,) if self.options.store_url else ()
 
     async def published(self, subject: Subject, stored: StoredLayer) -> AsyncIterator[Finding]:
         """Check what others have of a layer that is whole here: where it was pulled from, or brought to from here."""
-        if not self._options.full or stored.record.format is not LayerFormat.EROFS:
+        if not self.options.full or stored.record.format is not LayerFormat.EROFS:
             return
         if stored.manifest is not None:
             check = OriginCheck(
-                self._images, subject, stored.manifest, stored.record.origins, self._options, self._unreachable
+                self.images, subject, stored.manifest, stored.record.origins, self.options, self._unreachable
             )
             for url in stored.record.origins:
                 yield await check.check(url, None)
             return
         looked_at: set[str] = set()
         for by_traces in (False, True):
-            known = partial(cut_of, self._images, subject.digest, by_traces=by_traces)
+            known = partial(cut_of, self.images, subject.digest, by_traces=by_traces)
             cut = await anyio.to_thread.run_sync(known)
             # Of small layers either way comes to the same.
             if cut is not None and cut.manifest.id not in looked_at:
@@ -230,13 +248,13 @@ class _ImageCheck:
 
     async def _published_as_cut(self, subject: Subject, cut: CutLayer, *, by_traces: bool) -> AsyncIterator[Finding]:
         origins = tuple(url for url in (cut.blob, *await self._stores_with(cut.manifest)) if url)
-        with self._images.work_directory() as work:
+        with self.images.work_directory() as work:
 
             def as_cut() -> Path | None:
                 traced = self._info if by_traces else None
-                return laid_out_again(self._images, subject.digest, work.path, traced=traced)
+                return laid_out_again(self.images, subject.digest, work.path, traced=traced)
 
-            check = OriginCheck(self._images, subject, cut.manifest, origins, self._options, self._unreachable, as_cut)
+            check = OriginCheck(self.images, subject, cut.manifest, origins, self.options, self._unreachable, as_cut)
             for url in origins:
                 yield await check.check(url, None)
 
@@ -263,18 +281,18 @@ class _ImageCheck:
         """
         advice = "its manifest was made wrongly: publish the image again, and pull that"
         try:
-            with self._images.work_directory() as scratch, erofs.opened(path, scratch.path) as root_fd:
+            with self.images.work_directory() as scratch, erofs.opened(path, scratch.path) as root_fd:
                 found = tree_digest(root_fd, file_bytes=path.stat().st_size)[0]
         except (InvalidRequestError, StateCorruptedError, OSError) as error:
             detail = words(error) if isinstance(error, DsecError) else str(error)
-            return subject.bad(f"its chunks make no layer: {detail}", node=self._options.node, advice=advice)
+            return subject.bad(f"its chunks make no layer: {detail}", node=self.options.node, advice=advice)
         if found == subject.digest:
-            return subject.good("hash matched", node=self._options.node)
+            return subject.good("hash matched", node=self.options.node)
         detail = f"hash mismatch, expected {subject.digest[7:19]}..., got {found[7:19]}..."
-        return subject.bad(detail, node=self._options.node, advice=advice)
+        return subject.bad(detail, node=self.options.node, advice=advice)
 
     async def _cached(self, subject: Subject, stored: StoredLayer, manifest: LayerManifest) -> Finding:
-        node, suffix, repair = self._options.node, " cache", self._options.repair
+        node, suffix, repair = self.options.node, " cache", self.options.repair
         if self._daemon is None:
             return subject.good("nothing is cached without a daemon of layers", node=node, suffix=suffix)
         daemon, origins = self._daemon, stored.record.origins
