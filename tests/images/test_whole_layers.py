@@ -326,7 +326,8 @@ def test_a_pull_that_was_killed_goes_on_with_what_it_had(
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     end_daemon(host.daemon.root)
     (present,) = (host.store.root / ("lazy/cache" if has_daemon else "pulls")).glob("*/present")
-    recorded = present.read_bytes()[1:]
+    # What was written and never synced may be lost: whoever comes next fetches it again.
+    recorded = [byte == 1 for byte in present.read_bytes()[1:]]
     assert any(recorded)
     host.pull(eager=False)
     manifest_file, _ = host.store.stored_layer(published.digest)
