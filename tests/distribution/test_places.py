@@ -44,7 +44,7 @@ def swarm(make_swarm: MakeSwarm) -> Swarm:
 
 
 def sent_to(swarm: Swarm, name: str) -> float:
-    return float(swarm.tracker._nodes[name].sent_to_at(swarm.now_s))
+    return float(swarm.tracker._members[name].sent_to_at(swarm.now_s))
 
 
 # At the node.

@@ -154,8 +154,8 @@ class AnyTracker(RuleBasedStateMachine):
         assert sorted(followed) == sorted(
             (parent, each) for parent, followers in followings._followers.items() for each in followers
         )
-        assert {node for _, (node, _) in followed} <= self.tracker._nodes.keys()
-        assert all(member.sent_to >= 0 for member in self.tracker._nodes.values())
+        assert {node for _, (node, _) in followed} <= {member.name for member in self.tracker._members}
+        assert all(member.sent_to >= 0 for member in self.tracker._members)
         all_flights = [flight for mine in flights._of_node.values() for flight in mine.values()]
         assert len(all_flights) == flights.count
         assert sum(flights._towards.values()) == sum(bool(flight.parent) for flight in all_flights)
