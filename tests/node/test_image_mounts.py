@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
@@ -90,3 +91,20 @@ async def test_whoever_waits_for_a_dead_source_gives_up_at_its_deadline_and_keep
             await node.create(SandboxSpec())
     finally:
         over.set()
+
+
+async def test_a_store_hears_of_layers_in_use_also_in_the_event_loops_of_work_on_images() -> None:
+    async with MemoryHost().node() as node:
+        await node.create(SandboxSpec())
+        used = node.layers_in_use()
+        assert used
+
+        async def ask() -> frozenset[str]:
+            assert await anyio.to_thread.run_sync(node.layers_in_use) == used
+            return node.layers_in_use()
+
+        def elsewhere() -> frozenset[str]:
+            with anyio.from_thread.start_blocking_portal() as portal:
+                return portal.call(ask)
+
+        assert await anyio.to_thread.run_sync(elsewhere) == used

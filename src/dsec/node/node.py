@@ -15,6 +15,7 @@ from pathlib import Path
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 import structlog
@@ -97,6 +98,7 @@ class Node:
         self._disk_full = DiskFull(core, self._base_room)
         self._layer_release = LayerRelease(core)
         self._thread = threading.get_ident()
+        self._token = anyio.lowlevel.current_token()
         self._closed = False
 
     @classmethod
@@ -165,7 +167,8 @@ class Node:
         registration of a sandbox that uses it.
         """
         if threading.get_ident() != self._thread:
-            return anyio.from_thread.run_sync(self.layers_in_use)
+            # By its token: the other thread may be of another event loop, such as those of work on images.
+            return anyio.from_thread.run_sync(self.layers_in_use, token=self._token)
         held = (*self._core.registry, *self._core.vacant.values())
         living = (sandbox for sandbox in held if sandbox.state is not SandboxState.STOPPED)
         used = {path for sandbox in living for path in sandbox.record.layer_paths} | self.migrations.layer_paths()
