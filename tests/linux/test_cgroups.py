@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -309,6 +310,33 @@ def test_killing_a_group_ends_its_own_and_its_childrens_processes(groups: Cgroup
         groups.attach(childs.pid, "g", "a")
         groups.kill("g")
         assert {own.wait(timeout=30), childs.wait(timeout=30)} == {-signal.SIGKILL}
+
+
+@real
+def test_who_ended_counts_until_its_parent_asks_for_it() -> None:
+    mounts = CgroupMounts.find()
+    assert mounts is not None
+    parent = f"dsec/t{secrets.token_hex(4)}"
+    cgroups = Cgroups(mounts, parent)
+    cgroups.open()
+    try:
+        cgroups.create("g", CgroupLimits(pids=10))
+        if cgroups.processes("g") is None:
+            pytest.skip("this host does not count processes")
+        cgroups.create_child("g", "a")
+        with sleeper() as ended, sleeper() as living:
+            cgroups.attach(ended.pid, "g", "a")
+            cgroups.attach(living.pid, "g")
+            assert cgroups.unreaped("g") == 0
+            ended.kill()
+            os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+            assert (cgroups.processes("g"), cgroups.unreaped("g")) == (2, 1)
+            ended.wait()
+            assert (cgroups.processes("g"), cgroups.unreaped("g")) == (1, 0)
+    finally:
+        assert cgroups.remove("g")
+        for tree in {mounts.unified, *mounts.v1.values()}:
+            os.rmdir(tree / parent)
 
 
 @real

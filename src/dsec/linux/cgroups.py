@@ -289,6 +289,16 @@ class Cgroups:
             return _number(self._unified / group / "pids.current")
         return _number(self._v1.get("pids", Path("/nonexistent")) / group / "pids.current")
 
+    def unreaped(self, group: str) -> int:
+        """How many processes of a group have ended and still count, until their parent asks for their status; 0 where
+        nobody counts.
+        """
+        counted = self.processes(group)
+        if counted is None:
+            return 0
+        threads = (_read(self._unified / group / child / "cgroup.threads") for child in (".", *self.children(group)))
+        return max(0, counted - sum(len((text or "").split()) for text in threads))
+
     def oom_kills(self, group: str) -> int:
         """How many processes of the group the kernel killed for memory; 0 where it does not count."""
         if self.mode is CgroupMode.UNIFIED:

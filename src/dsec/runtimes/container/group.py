@@ -10,7 +10,7 @@ from typing import Any
 
 from dsec.base.errors import AlreadyExistsError, CapabilityMissingError, SandboxExitedError
 from dsec.runtimes.container.groups import Groups
-from dsec.runtimes.container.waiting import wait_empty
+from dsec.runtimes.container.waiting import wait_empty, wait_reaped
 
 
 class CommandGroup:
@@ -74,6 +74,7 @@ class CommandGroup:
         """Kill everything in the group and return when it is seen to be gone."""
         self._cgroups.kill(self._instance_id, self.process_id)
         await wait_empty(self._cgroups, self._instance_id, self.process_id)
+        await wait_reaped(self._cgroups, self._instance_id)
         self._cgroups.remove_child(self._instance_id, self.process_id)
 
     def release(self) -> None:

@@ -47,7 +47,7 @@ from dsec.runtimes.container.start_check import check_start
 from dsec.runtimes.container.terminal import ConsoleSocket, open_terminal
 from dsec.runtimes.container.ungrouped import EVERYTHING
 from dsec.runtimes.container.users import ResolvedUser, resolve_user
-from dsec.runtimes.container.waiting import wait_empty, wait_frozen
+from dsec.runtimes.container.waiting import wait_empty, wait_frozen, wait_reaped
 from dsec.runtimes.port import Fingerprint, Process, SpawnRequest
 
 _ROOT = ResolvedUser(uid=0, gid=0, home="/root")
@@ -332,6 +332,7 @@ class ContainerInstance:
             await wait_empty(self._cgroups, self.instance_id, child)
             self._cgroups.remove_child(self.instance_id, child)
             shutil.rmtree(self._paths.process(child), ignore_errors=True)
+        await wait_reaped(self._cgroups, self.instance_id)
 
     # -- the instance ---------------------------------------------------------------------------------------------
 

@@ -167,6 +167,9 @@ class Ungrouped:
     def processes(self, group: str) -> int | None:
         return None
 
+    def unreaped(self, group: str) -> int:
+        return 0
+
     def oom_kills(self, group: str) -> int:
         return 0
 

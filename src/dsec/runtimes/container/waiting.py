@@ -18,6 +18,10 @@ END_LIMIT_S = 30.0
 _TOLD = 5
 """Processes that are told about when they do not end."""
 
+_REAPED_S, _LOOK_S = 1.0, 0.002
+_FEW = 8
+"""That many are in nobody's way, and gone before anything could be started."""
+
 _SWALLOWED_S = 0.05
 """The kernel announces changes of one file at most every 10 ms, by a timer, and drops the timer with the group: when
 somebody else removes an emptied group at once, its last change is never announced. So we look again."""
@@ -84,6 +88,16 @@ async def wait_empty(cgroups: Groups, group: str, child: str | None = None) -> N
         RuntimeFailedError: a process is still there after `END_LIMIT_S`.
     """
     await _wait_for(cgroups, group, child, lambda: not cgroups.is_populated(group, child), "its processes did not end")
+
+
+async def wait_reaped(cgroups: Groups, group: str) -> None:
+    """Wait until what has ended in a group no longer counts against its limit of processes, or for `_REAPED_S`: killed
+    children of killed parents count until the init of the instance has asked for each, and until then a command that is
+    started next may meet the limit.
+    """
+    with anyio.move_on_after(_REAPED_S):
+        while cgroups.unreaped(group) > _FEW:  # noqa: ASYNC110 - the kernel announces no reaping
+            await anyio.sleep(_LOOK_S)
 
 
 async def wait_frozen(cgroups: Groups, group: str) -> None:
