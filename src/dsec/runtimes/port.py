@@ -74,7 +74,8 @@ class SpawnRequest:
         env: the whole environment.
         cwd: directory inside; must exist.
         user: name, ``uid`` or ``uid:gid``, resolved by the instance's own user database.
-        terminal: None, or the size of the terminal to run on.
+        terminal: None, or the size of the terminal to run on. It is set beside the start of the program, which may hear
+            of it by SIGWINCH.
         stdin: whether the caller will write to the input; otherwise it is empty.
         durable: the process, its output so far and its exit code survive the death of the caller.
         hold_stdin: the input of a durable command stays open when the caller dies, and who takes it over may go on
