@@ -24,7 +24,7 @@ from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES, ChunkRef, name_of
 from dsec.images.lazy.publication.conversion import LayerFile, fetch_manifest, publish
 from dsec.images.lazy.publication.sharing import publish_image, pull_image
-from dsec.images.lazy.tracing.traces import Trace, TracedLayer, TraceShelf
+from dsec.images.lazy.tracing.traces import TraceShelf
 from dsec.images.lazy.verifying.findings import Finding, VerifyOptions
 from dsec.images.lazy.verifying.verification import verify_image
 from dsec.images.registry.client import RegistryClient
@@ -37,6 +37,7 @@ from dsec.model.image import ImageConfig
 from dsec.stores.objects_folder import FolderObjectStore
 from dsec.testing.image_hosts import ImageHosts, image_hosts
 from dsec.testing.registry_server import RegistryServer
+from dsec.testing.traces import trace_of_end
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -687,18 +688,7 @@ def test_who_published_an_image_by_its_traces_finds_and_mends_what_rots_there(tm
     images = LocalImageStore(tmp_path / "images")
     layer = images.add_layer(tmp_path / "tree")
     info = images.add_image("mine:v1", [layer], ImageConfig(), source="test")
-    size_bytes = info.layers[0].size_bytes
-    trace = Trace(
-        version=1,
-        image_id=info.image_id,
-        command="python3",
-        argv=("python3",),
-        source="trace",
-        runs=1,
-        recorded_at_s=1.0,
-        layers=(TracedLayer(digest=layer, size_bytes=size_bytes),),
-        reads=((0, size_bytes // 4096 - 2, 1, 0),),
-    )
+    trace = trace_of_end(info)
     TraceShelf(images.root).put(trace)
     store = FolderObjectStore(tmp_path / "objects")
     anyio.run(lambda: publish_image(images, "mine:v1", store, by_traces=True))

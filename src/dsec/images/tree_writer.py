@@ -27,7 +27,7 @@ from types import TracebackType
 
 from dsec.base.errors import HostDiskFullError, InvalidRequestError, UnsafeArchiveError
 from dsec.base.units import GIB, KIB
-from dsec.images.entries import Entry, EntryKind
+from dsec.images.entries import KINDS, Entry, EntryKind
 from dsec.images.listing import MAX_DEPTH, Node, walk
 from dsec.images.tree_reader import content_of, entry_of
 
@@ -433,11 +433,6 @@ _NODE_TYPES = {
     EntryKind.FIFO: stat.S_IFIFO,
     EntryKind.SOCKET: stat.S_IFSOCK,
 }
-_KINDS = {
-    stat.S_IFREG: EntryKind.FILE,
-    stat.S_IFDIR: EntryKind.DIRECTORY,
-    stat.S_IFLNK: EntryKind.SYMBOLIC_LINK,
-} | {value: key for key, value in _NODE_TYPES.items()}
 
 
 def _is_free(xattr: bytes) -> bool:
@@ -469,7 +464,7 @@ def _status_at(parent: int, name: bytes) -> os.stat_result | None:
 
 def _kind_at(parent: int, name: bytes) -> EntryKind | None:
     status = _status_at(parent, name)
-    return None if status is None else _KINDS[stat.S_IFMT(status.st_mode)]
+    return None if status is None else KINDS[stat.S_IFMT(status.st_mode)]
 
 
 def copy_tree(

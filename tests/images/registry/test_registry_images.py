@@ -34,7 +34,7 @@ from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.publication.conversion import LayerFile, Sink, convert
 from dsec.images.lazy.serving.client import LayerDaemon
 from dsec.images.lazy.serving.daemon_options import DaemonOptions
-from dsec.images.lazy.tracing.traces import Trace, TracedLayer, TraceShelf
+from dsec.images.lazy.tracing.traces import TraceShelf
 from dsec.images.oci_export import export_oci_layout
 from dsec.images.registry import media, push
 from dsec.images.registry.client import ClientOptions, RegistryClient, digest_of
@@ -60,6 +60,7 @@ from dsec.testing.image_suite import make_tree, tree_with_everything
 from dsec.testing.oci_layouts import tar_of, write_layout
 from dsec.testing.registry_server import RegistryServer
 from dsec.testing.releasing import unmount_when_free
+from dsec.testing.traces import trace_of_end
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -306,18 +307,7 @@ def test_traces_go_with_an_image_and_lay_its_layers_out(hosts: Hosts, tmp_path: 
     here, there, reference = hosts.host("here"), hosts.host("there"), hosts.reference()
     layer = here.add_layer(make_tree(tmp_path / "tree", **{each: os.urandom(50_000).hex() for each in "abc"}))
     info = here.add_image("mine:v1", [layer], _CONFIG, source="test")
-    size_bytes = info.layers[0].size_bytes
-    trace = Trace(
-        version=1,
-        image_id=info.image_id,
-        command="python3",
-        argv=("python3",),
-        source="trace",
-        runs=1,
-        recorded_at_s=1.0,
-        layers=(TracedLayer(digest=layer, size_bytes=size_bytes),),
-        reads=((0, size_bytes // 4096 - 2, 1, 0),),
-    )
+    trace = trace_of_end(info)
     with pytest.raises(InvalidRequestError, match="trace"):
         hosts.push(here, "mine:v1", reference, by_traces=True)
     plain = hosts.push(here, "mine:v1", reference)

@@ -43,12 +43,12 @@ from dsec.images.lazy.formats import manifest as manifests
 from dsec.images.lazy.formats.document import MAXIMUM_DOCUMENT_BYTES, ImageDocument, decode_document, reference_of
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.publication.pulled import PulledFrom, note_pulled
+from dsec.images.meter import Meter
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient
 from dsec.images.registry.configuration import mirrors_of
 from dsec.images.registry.download import download
 from dsec.images.registry.downloads import DOWNLOADS, Downloads
-from dsec.images.registry.progress import Meter
 from dsec.images.registry.reference import SCHEME, Reference
 from dsec.images.registry.resolve import FoundImage, find_image
 from dsec.images.registry.retrying import Backoff

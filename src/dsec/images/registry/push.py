@@ -29,9 +29,9 @@ from dsec.images.lazy.publication.cut_layers import CutLayer, cut_before, note_c
 from dsec.images.lazy.publication.laid_out import LaidOut, lay_out_image
 from dsec.images.lazy.publication.seeding import seed_published
 from dsec.images.lazy.tracing import traces
+from dsec.images.meter import Meter
 from dsec.images.registry import media
 from dsec.images.registry.client import RegistryClient, digest_of
-from dsec.images.registry.progress import Meter
 from dsec.images.registry.reference import SCHEME, Reference, parse_blob_url
 from dsec.images.registry.shared_traces import known_traces, manifest_of_traces, tag_of_traces
 from dsec.images.registry.together import each

@@ -25,7 +25,7 @@ from dsec.images.lazy.collection.rules import may_rely
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES
 from dsec.images.lazy.publication.conversion import LayerFile, PublishReport, convert, fetch_manifest
-from dsec.images.registry.progress import Meter
+from dsec.images.meter import Meter
 
 _PUTS_AT_ONCE = 8
 """Each holds a stored chunk of up to 4 MiB."""

@@ -63,11 +63,16 @@ def cut_before(images: LocalImageStore, info: ImageInfo) -> dict[str, CutLayer]:
     return {digest: cut for digest, cut in read.items() if cut is not None}
 
 
-def cut_of(images: LocalImageStore, digest: str, *, by_traces: bool = False) -> CutLayer | None:
-    """Return what a layer came to when it was cut last, laid out by content alone or by traces; None: it was not, or
-    that is not known. Blocks.
+def cuts_of(images: LocalImageStore, digest: str) -> list[tuple[CutLayer, bool]]:
+    """Return what a layer came to when it was cut last, by content alone and by traces, as far as that is known; with
+    each, whether it was by traces. Of small layers both are the same, and it is there once. Blocks.
     """
-    return _read(images.root, digest, by_traces=by_traces)
+    found: dict[str, tuple[CutLayer, bool]] = {}
+    for by_traces in (False, True):
+        cut = _read(images.root, digest, by_traces=by_traces)
+        if cut is not None and (cut.manifest.id not in found or not found[cut.manifest.id][0].blob):
+            found[cut.manifest.id] = cut, by_traces
+    return list(found.values())
 
 
 def note_cut(images: LocalImageStore, cut: CutLayer, *, by_traces: bool = False) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 
 import anyio.to_thread
 
@@ -25,7 +24,7 @@ from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.formats.stored import CHUNK_BYTES
 from dsec.images.lazy.origins import Origins
 from dsec.images.lazy.publication.conversion import fetch_manifest
-from dsec.images.lazy.publication.cut_layers import cut_of
+from dsec.images.lazy.publication.cut_layers import cuts_of
 from dsec.images.lazy.verifying.fetched import fetch_pieces
 from dsec.images.lazy.verifying.findings import Finding, Subject, VerifyOptions, words
 from dsec.images.lazy.verifying.pieces import Piece, pieces_of
@@ -90,12 +89,11 @@ async def replaced_by_copy(
 async def _copies(images: LocalImageStore, digest: str, options: VerifyOptions) -> AsyncIterator[_Copy]:
     """Yield what others may have of a layer."""
     stores = (options.store_url,) if options.store_url else ()
-    known: set[str] = set()
-    for by_traces in (False, True):
-        cut = await anyio.to_thread.run_sync(partial(cut_of, images, digest, by_traces=by_traces))
-        if cut is not None and (origins := tuple(url for url in (cut.blob, *stores) if url)):
-            known.add(cut.manifest.id)
+    cuts = await anyio.to_thread.run_sync(cuts_of, images, digest)
+    for cut, _ in cuts:
+        if origins := tuple(url for url in (cut.blob, *stores) if url):
             yield _Copy(cut.manifest, origins)
+    known = {cut.manifest.id for cut, _ in cuts}
     for url in stores:
         if (manifest := await _named_in(url, digest)) is not None and manifest.id not in known:
             yield _Copy(manifest, (url,))

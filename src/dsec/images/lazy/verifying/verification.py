@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -22,7 +21,7 @@ from dsec.images.lazy.collection.objects import Part
 from dsec.images.lazy.formats.document import ImageDocument
 from dsec.images.lazy.formats.manifest import LayerManifest
 from dsec.images.lazy.origins import REGISTRY_SCHEME, close_origins
-from dsec.images.lazy.publication.cut_layers import CutLayer, cut_of
+from dsec.images.lazy.publication.cut_layers import CutLayer, cuts_of
 from dsec.images.lazy.publication.laid_out import laid_out_again
 from dsec.images.lazy.publication.pulled import PulledFrom, pulled_from
 from dsec.images.lazy.serving.client import LayerDaemon
@@ -236,15 +235,9 @@ class _ImageCheck:
             for url in stored.record.origins:
                 yield await check.check(url, None)
             return
-        looked_at: set[str] = set()
-        for by_traces in (False, True):
-            known = partial(cut_of, self.images, subject.digest, by_traces=by_traces)
-            cut = await anyio.to_thread.run_sync(known)
-            # Of small layers either way comes to the same.
-            if cut is not None and cut.manifest.id not in looked_at:
-                looked_at.add(cut.manifest.id)
-                async for finding in self._published_as_cut(subject, cut, by_traces=by_traces):
-                    yield finding
+        for cut, by_traces in await anyio.to_thread.run_sync(cuts_of, self.images, subject.digest):
+            async for finding in self._published_as_cut(subject, cut, by_traces=by_traces):
+                yield finding
 
     async def _published_as_cut(self, subject: Subject, cut: CutLayer, *, by_traces: bool) -> AsyncIterator[Finding]:
         origins = tuple(url for url in (cut.blob, *await self._stores_with(cut.manifest)) if url)
